@@ -126,7 +126,7 @@ CHANGE_ANSWERS = frozenset(
         "kda_decode_backend",
     ]
 )
-"""Refused under ``vllm_speed:``. Names of vLLM 0.32."""
+"""Refused under ``vllm_speed:``. Names of vLLM's arguments."""
 
 MOVED_TO_SPEED = frozenset(
     [

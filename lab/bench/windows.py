@@ -38,7 +38,7 @@ from pipemax.policy.layout_runs import (
 )
 from pipemax.policy.layouts import Layout
 from pipemax.presets import load_model, load_node
-from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -86,7 +86,7 @@ def run_setting(node_name: str, model_name: str, workload: str, stages: int, row
     sample = open_workload(workload, rows)
     scenario = engine_scenario(node, model, layout, sample, stops_at_drain=True, enough_rows=_ENOUGH_ROWS)
     stock = run_stock(scenario, layout)
-    policy = vllm_032(stock.chunk_tokens, max_num_seqs=MAX_NUM_SEQS, keeps_preempted=True)
+    policy = stock_vllm(stock.chunk_tokens, max_num_seqs=MAX_NUM_SEQS, keeps_preempted=True)
     whole_stock = ContinuousBatching(scenario, replace(policy, frees_windows=False)).simulate()
     runs = {run.batching: run for run in run_pipemax(scenario, layout)}
     kept = kept_share(

@@ -1,5 +1,6 @@
 """All systems by the names that the command line and the plots use."""
 
+from dataclasses import replace
 from functools import partial
 
 from lab.paper.offload import Offloading
@@ -7,7 +8,7 @@ from lab.paper.seesaw import Seesaw
 from lab.paper.tdpipe import TdPipe, simulate_tuned
 from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import STOCK_VLLM, VLLM_PP, VLLM_TP, ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -39,7 +40,7 @@ def pipemax_layout_names(node: NodeSpec) -> list[str]:
 
 def stock_chunk_names() -> list[str]:
     """Return the names of pipeline-parallel vLLM 0.32 with other maximum tokens of a step."""
-    return [f"{VLLM_032_PP.name}_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
+    return [f"vllm_032_pp_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
 
 
 def stock_layout_names(node: NodeSpec) -> list[str]:
@@ -103,11 +104,11 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
         case ["vllm", "pp"]:
             return ContinuousBatching(scenario, VLLM_PP).simulate()
         case ["vllm", "032", "pp"]:
-            return ContinuousBatching(scenario, VLLM_032_PP).simulate()
+            return ContinuousBatching(scenario, replace(STOCK_VLLM, name=name)).simulate()
         case ["vllm", "032", "pp", tokens]:
-            return ContinuousBatching(scenario, vllm_032(int(tokens), name=name)).simulate()
+            return ContinuousBatching(scenario, stock_vllm(int(tokens), name=name)).simulate()
         case ["vllm", "032", layout, tokens]:
-            policy = vllm_032(int(tokens), tensor=_tensor_of(layout), name=name)
+            policy = stock_vllm(int(tokens), tensor=_tensor_of(layout), name=name)
             return ContinuousBatching(scenario, policy).simulate()
         case ["td", "pipe"]:
             return TdPipe(scenario).simulate()

@@ -44,13 +44,13 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.machine import prefill_step_tokens
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import STOCK_VLLM, ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
-PP_CHUNKS = (*STOCK_CHUNK_TOKENS, VLLM_032_PP.max_batched_tokens)
+PP_CHUNKS = (*STOCK_CHUNK_TOKENS, STOCK_VLLM.max_batched_tokens)
 TP_CHUNKS = (512, 2048)
 OFFLOAD_CHUNKS = (512, 2048)
 COLUMNS = (
@@ -123,7 +123,7 @@ def simulated_tokens_per_s(setting: Setting, engine: RehearsedEngine, scenario: 
     if setting.policy is Policy.PIPEMAX:
         controller = mixed_batching(setting.chunk_tokens) if setting.batching is Batching.MIXED else {}
         return PipeMaxSystem(scenario, PipeMaxOptions(controller=controller)).simulate().total_tokens_per_s
-    policy = vllm_032(
+    policy = stock_vllm(
         setting.chunk_tokens,
         tensor=setting.tensor,
         max_num_seqs=engine.max_num_seqs,

@@ -1,4 +1,4 @@
-"""Groups of layers whose KV has block tables of its own, as vLLM 0.32's hybrid KV cache manager makes them.
+"""Groups of layers whose KV has block tables of its own, as vLLM's hybrid KV cache manager makes them.
 
 A block of the pool holds some tokens' KV of one group's layers. A row takes blocks in each group: for all of its
 tokens where layers have full attention, and for its window where they attend to a window, whose older blocks are freed.

@@ -19,7 +19,7 @@ class KvLayout(StrEnum):
     BLOCK_FIRST = "block_first"
     """All layers of a stage in one piece."""
     LAYER_FIRST = "layer_first"
-    """One piece per layer, keys and values packed, as in vLLM 0.32."""
+    """One piece per layer, keys and values packed, as in vLLM."""
 
 
 class KvCacheDtype(StrEnum):

@@ -14,7 +14,7 @@ from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
 from pipemax.policy.measured_choice import fastest, phases_may_be_faster
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -103,7 +103,7 @@ def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZ
     """Simulate stock vLLM with the fastest of these sizes of a step."""
 
     def simulate(tokens: int) -> SimulationResult:
-        policy = vllm_032(
+        policy = stock_vllm(
             tokens, tensor=layout.tensor_parallel, max_num_seqs=MAX_NUM_SEQS, keeps_preempted=True
         )
         return ContinuousBatching(scenario, policy).simulate()
@@ -180,7 +180,7 @@ def pipemax_bound(scenario: Scenario, layout: Layout) -> float | None:
     boundless = replace(scenario, node=node)
 
     def simulate(tokens: int) -> SimulationResult:
-        policy = replace(vllm_032(tokens, tensor=layout.tensor_parallel), max_running=None)
+        policy = replace(stock_vllm(tokens, tensor=layout.tensor_parallel), max_running=None)
         return ContinuousBatching(boundless, policy).simulate()
 
     _, mixed = _at_best_size(_BOUND_SIZES, simulate)

@@ -15,7 +15,7 @@ from pipemax.domain.specs import KvCapacity
 from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy, PolicyChoice, verdict
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.continuous import STOCK_VLLM, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario, measured_scenario
@@ -262,7 +262,7 @@ class _StockRun:
 def _fastest_stock(engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]) -> _StockRun:
     @cache
     def run(tokens: int) -> SimulationResult:
-        return ContinuousBatching(rows.scenario(engine.with_steps_of(tokens)), VLLM_032_PP).simulate()
+        return ContinuousBatching(rows.scenario(engine.with_steps_of(tokens)), STOCK_VLLM).simulate()
 
     def rate(tokens: int) -> float:
         return rows.rate(run(tokens))

@@ -15,7 +15,7 @@ from pipemax.checkpoint.model_kinds import has_windows, refusal_under_pipemax
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.units import GIB
 from pipemax.node.host_pool_size import host_pool_bytes, kv_bytes_per_token
-from pipemax.vllm_ext.launch.architectures import is_text_only, unknown_architecture
+from pipemax.vllm_ext.seam.model_registry import is_text_only, unknown_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -1,12 +1,15 @@
 """Check that an engine's model, settings and KV cache are such as PipeMax serves."""
 
-from vllm.config import ModelConfig, VllmConfig
-from vllm.platforms import current_platform
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
-
 from pipemax.checkpoint.model_kinds import has_latent_attention, refusal_under_pipemax
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
+from pipemax.vllm_ext.seam.vllm_types import (
+    AttentionBackendEnum,
+    KVCacheConfig,
+    ModelConfig,
+    SlidingWindowSpec,
+    VllmConfig,
+    current_platform,
+)
 
 _PLAIN_KV_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 """Types of KV caches whose blocks are keys and values only: the scales of FP8 are the model's, one for each layer."""

@@ -11,7 +11,7 @@ from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCacheDtype, Parallelism
 from pipemax.sim.machine import BLOCK_TOKENS
-from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from tests.unit.sim.machines import small_model, small_node, small_scenario, small_workload
@@ -52,7 +52,7 @@ def test_as_many_steps_are_in_flight_as_on_gpus(pipeline: int) -> None:
 def test_stock_vllm_is_as_fast_as_in_the_simulator(pipeline: int, tensor: int, chunk_tokens: int) -> None:
     engine, workload = make_engine(pipeline, tensor, chunk_tokens=chunk_tokens), small_workload(100)
     result = rehearse(engine, workload)  # which checks that every output has its length
-    policy = vllm_032(chunk_tokens, tensor=tensor, keeps_preempted=True)
+    policy = stock_vllm(chunk_tokens, tensor=tensor, keeps_preempted=True)
     simulated = ContinuousBatching(small_scenario(workload, engine.node), policy).simulate()
     assert result.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.01)
     assert result.host_bubble == 0.0
@@ -63,7 +63,7 @@ def test_stock_vllm_frees_what_has_left_the_windows_as_in_the_simulator() -> Non
     workload = small_workload(100)
     engine = make_engine(model=model, node=small_node(num_gpus=4, kv_gb=0.2))
     freed = rehearse(engine, workload)
-    policy = vllm_032(CHUNK_TOKENS, keeps_preempted=True)
+    policy = stock_vllm(CHUNK_TOKENS, keeps_preempted=True)
     scenario = replace(small_scenario(workload, engine.node), model=model)
     simulated = ContinuousBatching(scenario, policy).simulate()
     assert freed.total_tokens_per_s == pytest.approx(simulated.total_tokens_per_s, rel=0.01)
@@ -178,7 +178,7 @@ def test_fp8_kv_is_rehearsed_under_pipemax_as_it_is_simulated() -> None:
 def test_stock_vllm_with_fp8_kv_is_as_fast_as_in_the_simulator() -> None:
     model, node = small_model().with_kv_dtype(KvCacheDtype.FP8), small_node(kv_gb=0.15)
     engine, workload = make_engine(model=model, node=node), small_workload(100)
-    policy = vllm_032(CHUNK_TOKENS, keeps_preempted=True)
+    policy = stock_vllm(CHUNK_TOKENS, keeps_preempted=True)
     scenario = replace(small_scenario(workload, node), model=model)
     simulated = ContinuousBatching(scenario, policy).simulate()
     assert rehearse(engine, workload).total_tokens_per_s == pytest.approx(

@@ -10,7 +10,7 @@ from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy
 from pipemax.policy.layout_runs import StepSizes
 from pipemax.policy.layouts import Layout, possible_layouts
 from pipemax.presets import load_workload, override
-from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import draw_workload
 from tests.unit.sim.machines import small_model, small_node
@@ -71,7 +71,7 @@ def test_replicas_work_side_by_side_and_drain_together() -> None:
     (option,) = (o for o in plan.options if o.layout == layout and o.policy is ChosenPolicy.VLLM)
     workload = draw_workload(SHAREGPT, 200, np.random.default_rng(0))
     scenario = Scenario(node=node.part(2), model=small_model(), workload=workload)
-    policy = vllm_032(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
+    policy = stock_vllm(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
     single = ContinuousBatching(scenario, policy).simulate()
     assert option.tokens_per_s == pytest.approx(2 * single.steady_tokens_per_s)
     tokens = 1_000_000 * workload.total_tokens / 200

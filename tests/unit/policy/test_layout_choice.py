@@ -18,7 +18,7 @@ from pipemax.policy.layout_runs import (
 )
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.presets import load_workload
-from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, draw_workload
 from tests.unit.sim.machines import small_model, small_node
@@ -155,7 +155,7 @@ def test_stock_vllm_holds_more_rows_of_a_model_with_windows() -> None:
     scenario = engine_scenario(node, windowed_model(), layout, SAMPLE)
     freed = run_stock(scenario, layout)
     kept = ContinuousBatching(
-        scenario, replace(vllm_032(freed.chunk_tokens, max_num_seqs=1024), frees_windows=False)
+        scenario, replace(stock_vllm(freed.chunk_tokens, max_num_seqs=1024), frees_windows=False)
     ).simulate()
     assert freed.result.mean_decode_batch > 1.3 * kept.mean_decode_batch
     assert freed.result.steady_tokens_per_s > 1.1 * kept.steady_tokens_per_s

@@ -17,7 +17,7 @@ from pipemax.policy.measured_choice import (
     compare_policies,
 )
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.continuous import STOCK_VLLM, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.scenario import measured_scenario
 from pipemax.sim.workloads import Workload
@@ -146,7 +146,7 @@ def test_a_simulation_that_stops_at_the_drain_has_the_steady_rate_of_the_whole_o
     def run(*, stops_at_drain: bool) -> float:
         scenario = measured_scenario(tiled_engine(), rows().workload, stops_at_drain=stops_at_drain)
         simulation = (
-            PipeMaxSystem(scenario) if system == "pipemax" else ContinuousBatching(scenario, VLLM_032_PP)
+            PipeMaxSystem(scenario) if system == "pipemax" else ContinuousBatching(scenario, STOCK_VLLM)
         )
         return simulation.simulate().steady_tokens_per_s
 

@@ -12,7 +12,7 @@ from pipemax.domain.step_times import StepTimeModel
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.row_sample import choose_policy, draw_rows
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.systems.continuous import VLLM_032_PP, ContinuousBatching
+from pipemax.sim.systems.continuous import STOCK_VLLM, ContinuousBatching
 from pipemax.sim.systems.scenario import measured_scenario
 
 
@@ -121,7 +121,7 @@ def test_a_measured_engine_takes_what_its_calibration_says() -> None:
     """One request at a time, by hand: its prompt, then each token, and a round trip after each step."""
     one = engine(stages=2, gpu_blocks=40)
     workload = draw_rows(one, lengths(prompt_tokens=[64], mean_output_tokens=100, rows=1)).workload
-    result = ContinuousBatching(measured_scenario(one, workload), VLLM_032_PP).simulate()
+    result = ContinuousBatching(measured_scenario(one, workload), STOCK_VLLM).simulate()
     prefill_s = 2 * one.stages[0].prefill_time.seconds(64, 64 * 65 // 2) + one.round_trip_s
     decode_s = sum(
         2 * one.stages[0].decode_time.seconds(1, 64 + token) + one.round_trip_s for token in range(99)
@@ -132,7 +132,7 @@ def test_a_measured_engine_takes_what_its_calibration_says() -> None:
 def test_stock_vllm_runs_no_more_requests_than_it_may() -> None:
     limited = replace(engine(stages=2, gpu_blocks=1000), max_num_seqs=6)
     workload = draw_rows(limited, lengths(rows=60)).workload
-    result = ContinuousBatching(measured_scenario(limited, workload), VLLM_032_PP).simulate()
+    result = ContinuousBatching(measured_scenario(limited, workload), STOCK_VLLM).simulate()
     assert result.mean_decode_batch <= 6
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 from pipemax.presets import load_model, load_node, load_workload
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import VLLM_032_PP, VLLM_PP, VLLM_TP, ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import STOCK_VLLM, VLLM_PP, VLLM_TP, ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -54,10 +54,10 @@ def _pipemax(*, mixed: int | None = None, tensor: int = 1) -> Callable[[Scenario
 SYSTEMS: dict[str, Callable[[Scenario], ContinuousBatching | PipeMaxSystem]] = {
     "vllm_tp": partial(ContinuousBatching, policy=VLLM_TP),
     "vllm_pp": partial(ContinuousBatching, policy=VLLM_PP),
-    "vllm_032_pp": partial(ContinuousBatching, policy=VLLM_032_PP),
-    "vllm_032_pp_512": partial(ContinuousBatching, policy=vllm_032(512, name="vllm_032_pp_512")),
+    "vllm_032_pp": partial(ContinuousBatching, policy=STOCK_VLLM),
+    "vllm_032_pp_512": partial(ContinuousBatching, policy=stock_vllm(512, name="vllm_032_pp_512")),
     "vllm_032_t2p2_512": partial(
-        ContinuousBatching, policy=vllm_032(512, tensor=2, name="vllm_032_t2p2_512")
+        ContinuousBatching, policy=stock_vllm(512, tensor=2, name="vllm_032_t2p2_512")
     ),
     "pipemax": _pipemax(),
     "pipemax_mixed_256": _pipemax(mixed=256),

@@ -20,8 +20,8 @@ from vllm.v1.engine.core_client import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from pipemax.vllm_ext.core_calls import answer_calls, fixed_times, held, set_input_open, take_profile
-from pipemax.vllm_ext.launch.start import tell_death
+from pipemax.vllm_ext.core_calls import fixed_times, held, set_input_open, take_profile
+from pipemax.vllm_ext.seam.core_client import answer_calls, tell_death
 from tests.waiting import wait_until
 
 

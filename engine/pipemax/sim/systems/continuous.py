@@ -1,9 +1,9 @@
-"""Continuous batching as vLLM does it: tensor parallel, pipeline parallel as in 0.7.3 and as in 0.32, or both.
+"""Continuous batching as vLLM does it: tensor parallel, pipeline parallel as it was once and as it is, or both.
 
 They differ in three ways: how many groups of requests are in flight, whether each group owns a share of the KV pool and
 of the requests or all draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
-is by recomputation, last in first out. KV is kept only on the GPU. vLLM 0.32 frees the KV of layers with a window once
-the window has moved on.
+is by recomputation, last in first out. KV is kept only on the GPU. Stock vLLM frees the KV of layers with a window
+once the window has moved on.
 """
 
 from collections import deque
@@ -48,8 +48,8 @@ VLLM_TP = ContinuousPolicy(
 VLLM_PP = ContinuousPolicy(
     name="vllm_pp", tensor=1, own_queues=True, prefill_first=True, max_batched_tokens=4096
 )
-VLLM_032_PP = ContinuousPolicy(
-    name="vllm_032_pp",
+STOCK_VLLM = ContinuousPolicy(
+    name="vllm",
     tensor=1,
     own_queues=False,
     prefill_first=False,
@@ -59,20 +59,20 @@ VLLM_032_PP = ContinuousPolicy(
 )
 
 
-def vllm_032(
+def stock_vllm(
     step_tokens: int,
     *,
     tensor: int = 1,
     max_num_seqs: int | None = None,
     keeps_preempted: bool = False,
-    name: str = VLLM_032_PP.name,
+    name: str = STOCK_VLLM.name,
 ) -> ContinuousPolicy:
-    """Return vLLM 0.32 with steps of at most this many tokens.
+    """Return stock vLLM with steps of at most this many tokens.
 
     It allows no more requests at once than a step has tokens, nor than ``max_num_seqs``.
     """
     return replace(
-        VLLM_032_PP,
+        STOCK_VLLM,
         name=name,
         tensor=tensor,
         max_batched_tokens=step_tokens,

@@ -45,7 +45,7 @@ class Scenario:
 def measured_scenario(
     engine: MeasuredEngine, workload: Workload, *, stops_at_drain: bool = False
 ) -> Scenario:
-    """Return a scenario for the systems that run only on pipeline stages: ``pipemax`` and ``vllm_032_pp``."""
+    """Return a scenario for the systems that run only on pipeline stages: PipeMax and stock vLLM."""
     return Scenario(
         node=engine.node(),
         model=engine.model(),

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.reasoning import ReasoningParser, ReasoningParserManager
@@ -19,6 +18,7 @@ from vllm.reasoning import ReasoningParser, ReasoningParserManager
 from pipemax.answers.asks import Reply, Split
 from pipemax.checkpoint.prompt_encoder import template_variables
 from pipemax.generation import Sampling
+from pipemax.vllm_ext.seam.vllm_types import VllmConfig
 
 _LAST_TOKENS = 32
 """In which a prompt's last mark is looked for; parsers' marks take up to ten tokens."""

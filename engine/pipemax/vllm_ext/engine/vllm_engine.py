@@ -12,13 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from vllm import PoolingParams, SamplingParams
-from vllm.exceptions import VLLMValidationError
-from vllm.inputs import EngineInput
-from vllm.lora.request import LoRARequest
-from vllm.outputs import PoolingRequestOutput, RequestOutput
-from vllm.v1.engine import EngineCoreRequest
-
 from pipemax.answers.asks import Ask, Prompt, Reply
 from pipemax.answers.book import RowBook
 from pipemax.answers.choice_tree import ChoiceTree
@@ -47,6 +40,16 @@ from pipemax.vllm_ext.launch.known_check import NodeCheck
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.launch.structured_outputs import structured_outputs
 from pipemax.vllm_ext.node_check.run import check_at_start
+from pipemax.vllm_ext.seam.vllm_types import (
+    EngineCoreRequest,
+    EngineInput,
+    LoRARequest,
+    PoolingParams,
+    PoolingRequestOutput,
+    RequestOutput,
+    SamplingParams,
+    VLLMValidationError,
+)
 from pipemax.wire import ErrorCode
 
 _ENCODED_AT_ONCE = 512

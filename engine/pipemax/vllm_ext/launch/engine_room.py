@@ -1,10 +1,9 @@
 """Say how much a started engine has room for, from its vLLM config."""
 
-from vllm.config import VllmConfig
-
 from pipemax.control.controller_config import HOST_HIGH_WATERMARK
 from pipemax.vllm_ext.launch.vllm_config import CONNECTOR
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.seam.vllm_types import VllmConfig
 
 _QUEUE_DEPTH = 2
 """Stock vLLM is sent this many times its KV capacity."""

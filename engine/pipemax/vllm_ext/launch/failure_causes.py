@@ -1,7 +1,7 @@
 """Say in one line why an engine failed, and what to change in its config: what vLLM's processes recorded, and remedies.
 
-The remedies name the fields of ``pipemax.config.EngineConfig``. They are found by the words of vLLM 0.32; a cause in
-other words is told without a remedy.
+The remedies name the fields of ``pipemax.config.EngineConfig``. They are found by vLLM's words; a cause in other
+words is told without a remedy.
 """
 
 import re
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import ValidationError
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from pipemax.node.failure_records import Failure, innermost
-from pipemax.vllm_ext.launch.processes import CORE_PROCESS
+from pipemax.vllm_ext.seam.processes import CORE_PROCESS
+from pipemax.vllm_ext.seam.vllm_types import EngineDeadError
 
 _MORE_GPUS = "split the model over more GPUs (pipeline_parallel_size, tensor_parallel_size)"
 _LESS_HOST_MEMORY = (

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from vllm.config import VllmConfig
-from vllm.platforms import current_platform
-
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration
 from pipemax.domain.specs import KvCapacity
@@ -18,6 +15,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
 from pipemax.vllm_ext.launch.known_check import kept_check, known_check
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.seam.vllm_types import VllmConfig, current_platform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import vllm
-from vllm.config import VllmConfig
-from vllm.distributed.utils import get_pp_indices
-from vllm.platforms import current_platform
-from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.fingerprint import fingerprint
@@ -28,6 +23,13 @@ from pipemax.control.times.calibration import Calibration, load_calibration, sav
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
 from pipemax.domain.specs import KvCapacity
 from pipemax.node.kept_files import CALIBRATIONS, kept_directory, kept_name
+from pipemax.vllm_ext.seam.vllm_types import (
+    VLLM_VERSION,
+    VllmConfig,
+    current_platform,
+    get_pp_indices,
+    kv_cache_dtype_str_to_dtype,
+)
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +190,7 @@ def engine_facts(config: EngineConfig, vllm_config: VllmConfig) -> dict[str, Any
         "eager": model.enforce_eager,
         "v2_runner": bool(vllm_config.use_v2_model_runner),
         "asynchronous": bool(vllm_config.scheduler_config.async_scheduling),
-        "vllm": vllm.__version__,
+        "vllm": VLLM_VERSION,
         "torch": torch.__version__,
         **windows,
         **adapters,

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import vllm
-from vllm.config import VllmConfig
 
 import pipemax
 from pipemax.config import EngineConfig
 from pipemax.vllm_ext.launch.known_calibration import cache_file, device_name, engine_facts, write_cache_file
+from pipemax.vllm_ext.seam.vllm_types import VLLM_VERSION, VllmConfig
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ def tokens_path(vllm_config: VllmConfig) -> Path:
         "device": device_name(),
         "driver": _driver(),
         "pipemax": pipemax.__version__,
-        "vllm": vllm.__version__,
+        "vllm": VLLM_VERSION,
         "torch": torch.__version__,
     }
     return cache_file(_DIRECTORY, f"tokens-{architecture}", facts, suffix=".json")

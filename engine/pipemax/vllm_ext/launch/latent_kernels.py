@@ -1,15 +1,17 @@
 """Choose vLLM's kernels for latent attention (MLA) on a CPU.
 
-vLLM 0.32 prefers those for AMX where the CPU has it (any Xeon since Sapphire Rapids). They need blocks that follow one
+vLLM prefers those for AMX where the CPU has it (any Xeon since Sapphire Rapids). They need blocks that follow one
 another in memory, and PipeMax's blocks hold all layers' KV. ``CPU_MLA`` reads blocks that lie apart, on every CPU.
 """
 
 import logging
 
-from vllm.config import AttentionConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from pipemax.vllm_ext.seam.vllm_types import (
+    AttentionBackendEnum,
+    AttentionConfig,
+    EngineArgs,
+    current_platform,
+)
 
 log = logging.getLogger(__name__)
 

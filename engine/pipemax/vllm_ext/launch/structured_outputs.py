@@ -1,32 +1,22 @@
 """Settle how vLLM makes text follow a JSON schema: compact, by a backend that takes the schemas.
 
 Between two tokens of JSON any white space is allowed, and small models can loop in it until ``max_tokens``. vLLM can
-forbid it for a whole engine, with the backends xgrammar and guidance only. Which schemas these take stands in vLLM's
-source, which is read here: importing vLLM takes ten seconds.
+forbid it for a whole engine, with the backends xgrammar and guidance only.
 """
 
-import __future__
-
-import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pipemax.answers.patterns.plain import Reading
 from pipemax.answers.patterns.schemas import places_of
 from pipemax.config import EngineConfig
+from pipemax.vllm_ext.seam.schema_rules import is_refused
 
 _ARGUMENT = "structured_outputs_config"
 _DECIDES = {"backend", "disable_any_whitespace"}
 """Settings of the user's with which whitespace is the user's business."""
-_SOURCES = {
-    "xgrammar": ("backend_xgrammar.py", "has_xgrammar_unsupported_json_features"),
-    "guidance": ("backend_guidance.py", "has_guidance_unsupported_json_features"),
-}
-_BACKENDS = tuple(_SOURCES)
+_BACKENDS = ("xgrammar", "guidance")
 
 
 def structured_outputs(config: EngineConfig) -> dict[str, Any]:
@@ -41,7 +31,7 @@ def check_structured_outputs(config: EngineConfig) -> None:
     """Raise ``ValueError`` if vLLM refuses the config's own settings; vLLM is imported only if there are some."""
     if not (own := _own(config)):
         return
-    from vllm.config.structured_outputs import StructuredOutputsConfig
+    from pipemax.vllm_ext.seam.vllm_types import StructuredOutputsConfig
 
     make_structured_outputs(StructuredOutputsConfig, own)
 
@@ -66,7 +56,7 @@ def settings_for_schemas(
     """
 
     def takes(backend: str, schema: str, least: Reading) -> bool:
-        if _is_refused(backend, json.loads(schema)) or not is_enforced_by(backend, schema):
+        if is_refused(backend, json.loads(schema)) or not is_enforced_by(backend, schema):
             return False
         return backend == "guidance" or all(place.by_xgrammar >= least for place in places_of(schema))
 
@@ -85,7 +75,7 @@ def settings_for_schemas(
             )
     for schema in schemas:
         # vLLM takes guidance by itself only for a schema that it refuses for xgrammar.
-        if not _is_refused("xgrammar", json.loads(schema)) or not takes("guidance", schema, Reading.ALL):
+        if not is_refused("xgrammar", json.loads(schema)) or not takes("guidance", schema, Reading.ALL):
             _check_patterns(schema)
     return {"json_whitespace": "any"} if chosen in _BACKENDS else {}
 
@@ -111,34 +101,3 @@ def _own(config: EngineConfig) -> dict[str, Any]:
     if not isinstance(own, Mapping):
         raise ValueError(f"vllm: {_ARGUMENT} is {own!r}; give a mapping, such as {{backend: guidance}}")
     return dict(own)
-
-
-def _is_refused(backend: str, schema: Any) -> bool:
-    """Tell whether vLLM refuses the schema for this backend before it asks the backend itself."""
-    rule = _rule(*_SOURCES[backend])
-    return rule is not None and bool(rule(schema))
-
-
-@cache
-def _rule(file: str, name: str) -> Callable[[Any], bool] | None:
-    """Return vLLM's function, with the helpers and constants of its file; ``None`` if this vLLM has none."""
-    vllm = find_spec("vllm")
-    if vllm is None or vllm.origin is None:
-        return None
-    source = Path(vllm.origin).parent / "v1" / "structured_output" / file
-    try:
-        body = ast.parse(source.read_text(encoding="utf-8")).body
-    except OSError:
-        return None
-    found = [each for each in body if isinstance(each, ast.FunctionDef) and "json_features" in each.name]
-    helpers = [
-        each
-        for each in body
-        if (isinstance(each, ast.FunctionDef) and each.name.startswith("_") and not each.decorator_list)
-        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Set))
-    ]
-    names: dict[str, Any] = {}
-    # Without its annotations: their names are not in this module.
-    flags = __future__.annotations.compiler_flag
-    exec(compile(ast.Module([*helpers, *found], type_ignores=[]), str(source), "exec", flags), names)
-    return names.get(name)

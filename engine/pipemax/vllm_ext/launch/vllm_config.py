@@ -7,13 +7,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import vllm
-from vllm.config import KVTransferConfig, StructuredOutputsConfig, VllmConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
-from vllm.reasoning import ReasoningParserManager
-from vllm.usage.usage_lib import UsageContext
-
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, Policy, require_free_connector
@@ -40,6 +33,16 @@ from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
 from pipemax.vllm_ext.seam.version import check_version
+from pipemax.vllm_ext.seam.vllm_types import (
+    VLLM_VERSION,
+    EngineArgs,
+    KVTransferConfig,
+    ReasoningParserManager,
+    StructuredOutputsConfig,
+    UsageContext,
+    VllmConfig,
+    current_platform,
+)
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +256,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         return EngineArgs(**{**values, **own})
     except TypeError as error:
         raise ValueError(
-            f"vllm: {error} (these are the arguments of vLLM {vllm.__version__}'s EngineArgs)"
+            f"vllm: {error} (these are the arguments of vLLM {VLLM_VERSION}'s EngineArgs)"
         ) from None  # the one cause: Python's own words do not name the config's field
 
 

@@ -5,18 +5,19 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from random import Random
 
-from vllm import SamplingParams
-from vllm.config import VllmConfig
-from vllm.inputs import tokens_input
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
-
 from pipemax.vllm_ext.calibration.measure import random_tokens
 from pipemax.vllm_ext.core_calls import copy_counts, held, resize_gpu
 from pipemax.vllm_ext.launch.forecast import runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import block_tables
 from pipemax.vllm_ext.node_check.verdicts import Answer, Run
+from pipemax.vllm_ext.seam.vllm_types import (
+    LLMEngine,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    VllmConfig,
+    tokens_input,
+)
 
 Prompt = list[int]
 

@@ -13,9 +13,6 @@ import time
 from datetime import UTC, datetime
 
 import torch
-import vllm
-from vllm.config import VllmConfig
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipemax import __version__
 from pipemax.config import EngineConfig, Policy
@@ -40,6 +37,7 @@ from pipemax.vllm_ext.node_check.prompts import (
     longest_prompt,
 )
 from pipemax.vllm_ext.node_check.verdicts import POISON, poison_part
+from pipemax.vllm_ext.seam.vllm_types import VLLM_VERSION, LLMEngine, VllmConfig
 from pipemax.vllm_ext.worker.copy_calls import check_copies, poison_prefetches
 
 log = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ def new_check(
     return NodeCheck(
         device=device_name(),
         model=model,
-        checked=f"{datetime.now(UTC):%Y-%m-%d} with PipeMax {__version__}, vLLM {vllm.__version__}, torch "
+        checked=f"{datetime.now(UTC):%Y-%m-%d} with PipeMax {__version__}, vLLM {VLLM_VERSION}, torch "
         f"{torch.__version__}",
         seconds=round(time.monotonic() - begin_s, 1),
         parts=tuple(parts),

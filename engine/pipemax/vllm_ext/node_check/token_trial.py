@@ -10,9 +10,6 @@ The engines run under vLLM's batch-invariant kernels where there are any, so tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm.config import VllmConfig
-from vllm.v1.engine.llm_engine import LLMEngine
-
 from pipemax.config import BatchingChoice, EngineConfig
 from pipemax.domain.plan import Batching
 from pipemax.domain.units import ceil_div
@@ -27,6 +24,7 @@ from pipemax.vllm_ext.node_check.prompts import (
     longest_prompt,
 )
 from pipemax.vllm_ext.node_check.verdicts import Run, tokens_part
+from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
 from pipemax.vllm_ext.worker.copy_calls import swap_prefetches
 
 _GROUPS = 5

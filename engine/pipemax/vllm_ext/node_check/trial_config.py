@@ -8,12 +8,10 @@ both sides compute with the same weights.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig
-from vllm.platforms import current_platform
-
 from pipemax.config import EngineConfig
 from pipemax.domain.units import GIB
 from pipemax.vllm_ext.node_check import random_weights
+from pipemax.vllm_ext.seam.vllm_types import VllmConfig, current_platform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -14,14 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vllm.platforms import current_platform
-
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
 from pipemax.vllm_ext.launch.known_check import TOKENS, CheckPart, Verdict
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.node_check.token_trial import ask_stock, compare_with_stock
 from pipemax.vllm_ext.node_check.trial_config import TrialConfigs
+from pipemax.vllm_ext.seam.vllm_types import current_platform
 
 _CONFIGS, _RESULT = "configs.json", "part.json"
 

@@ -3,10 +3,10 @@
 vLLM compiles on threads, each of which reports here when it is done. The controller does not know such requests yet.
 """
 
-from concurrent.futures import Future
 from queue import SimpleQueue
 
-from vllm.v1.request import Request
+from pipemax.vllm_ext.seam.planned_scheduler import when_compiled
+from pipemax.vllm_ext.seam.vllm_types import Request
 
 
 class BlockedRequests:
@@ -21,15 +21,8 @@ class BlockedRequests:
 
     def add(self, request: Request) -> None:
         """Set the request aside until its grammar is compiled, or has turned out to be wrong."""
-        structured = request.structured_output_request
-        assert structured is not None, (
-            f"{request.request_id} is {request.status.name}, which policy pipemax never is"
-        )
         self._blocked[request.request_id] = request
-        if isinstance(compiling := structured._grammar, Future):
-            compiling.add_done_callback(lambda _: self._compiled.put(request))
-        else:
-            self._compiled.put(request)
+        when_compiled(request, lambda: self._compiled.put(request))
 
     def take_compiled(self) -> list[Request]:
         """Return the requests whose grammars were compiled since the last call, each once, and forget them."""

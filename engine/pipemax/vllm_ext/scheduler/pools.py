@@ -1,13 +1,12 @@
 """Make the scheduler's halves of both pools, for the groups of layers that the model has."""
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
-from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
-from pipemax.vllm_ext.scheduler.windowed_gpu_blocks import WindowedGpuBlocks
 from pipemax.vllm_ext.scheduler.windowed_host_blocks import WindowedHostBlocks
+from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.seam.vllm_types import KVCacheManager
+from pipemax.vllm_ext.seam.windowed_gpu_blocks import WindowedGpuBlocks
 
 
 def make_pools(

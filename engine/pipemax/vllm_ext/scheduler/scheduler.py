@@ -13,17 +13,8 @@ worker.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
 
 from pipemax.control.controller import Controller
 from pipemax.domain.events import (
@@ -43,32 +34,36 @@ from pipemax.domain.plan import Batching, Prefetch, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache, kv_groups
-from pipemax.vllm_ext.core_calls import answer_calls, encode_profile
+from pipemax.vllm_ext.core_calls import encode_profile
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
-from pipemax.vllm_ext.scheduler.decode_schedule import can_schedule_decodes, schedule_decodes
 from pipemax.vllm_ext.scheduler.pools import make_pools
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
 from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
 from pipemax.vllm_ext.scheduler.step_copies import CopyGatherer
 from pipemax.vllm_ext.scheduler.worker_slots import UNLIMITED, WorkerState
+from pipemax.vllm_ext.seam.core_client import answer_calls
+from pipemax.vllm_ext.seam.decode_schedule import can_schedule_decodes, schedule_decodes
+from pipemax.vllm_ext.seam.planned_scheduler import PlannedScheduler
+from pipemax.vllm_ext.seam.vllm_types import (
+    AsyncScheduler,
+    EngineCoreOutputs,
+    ModelRunnerOutput,
+    NewRequestData,
+    Request,
+    SchedulerOutput,
+    SchedulerStats,
+)
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from pipemax.vllm_ext.worker.stage_reports import ReportBook, WorkerReports
 
 
-class PipeMaxScheduler(Scheduler):
-    """Runs over vLLM's synchronous scheduler; ``seam.relied_on`` lists what it relies on there.
-
-    Every ``super()`` call goes to the asynchronous scheduler if that is a base too: see below.
-    """
+class PipeMaxScheduler(PlannedScheduler):
+    """Runs over vLLM's synchronous scheduler; ``seam`` has what it relies on there."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_kv_cache(self.kv_cache_config)
-        # A prompt is admitted by its first chunk; the plan made room for no more.
-        self.scheduler_reserve_full_isl = False
-        # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.
-        self.defer_block_free = False
         transfer_config = self.vllm_config.kv_transfer_config
         assert transfer_config is not None, "PipeMax's scheduler runs only with its connector"
         settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
@@ -205,17 +200,15 @@ class PipeMaxScheduler(Scheduler):
         for queue in (self.kv_holding_waiting, self.waiting):
             while queue:
                 request = queue.pop_request()
-                if self._is_blocked_waiting_status(request.status):
+                if self.is_blocked(request):
                     self._blocked.add(request)
                 else:
                     self._admit(request)
 
     def _admit_unblocked(self) -> None:
         for request in self._blocked.take_compiled():
-            if self._handle_blocked_waiting_request(request):
-                self.deferred_waiting.discard(request)
+            if self.unblock(request):
                 self._admit(request)
-            # Otherwise its grammar is wrong, and vLLM ends it with the next outputs.
 
     def _admit(self, request: Request) -> None:
         self._not_started[request.request_id] = request
@@ -236,8 +229,7 @@ class PipeMaxScheduler(Scheduler):
     def _make_room(self, plan: StepPlan) -> None:
         for request_id in plan.recompute:
             request = self._started.pop(request_id)
-            super()._preempt_request(request, time.monotonic())
-            self.waiting.remove_request(request)
+            self.drop_kv(request)
             self._not_started[request_id] = request
             self._forget_kv(request_id)
         for request_id in plan.evict:
@@ -310,88 +302,42 @@ class PipeMaxScheduler(Scheduler):
 
     # -- what vLLM's step asks --------------------------------------------------------------------------------
 
-    def _reserve_prefill_lookahead(
-        self, request: Request, num_computed_tokens: int, num_new_tokens: int
-    ) -> int:
-        """Return the maximum of tokens that the request may run: those planned."""
-        return min(num_new_tokens, self._planned_tokens[request.request_id])
+    def planned_tokens(self, request_id: str) -> int:
+        return self._planned_tokens[request_id]
 
-    def _get_local_prefix_cache_hit(
-        self, request: Request, max_cache_hit_length: int | None = None
-    ) -> tuple[KVCacheBlocks, int, int, bool]:
-        """Return the found prefix, cut so that the planned chunk behind it still fits.
+    def fitting_prefix(self, request: Request, blocks: Sequence[Any], num_found: int) -> int:
+        """Cut a found prefix so that the planned chunk behind it still fits.
 
         Found blocks that nobody holds are taken from the free ones, which the plan counted on for the chunk. If both
         do not fit, only what other requests hold is taken.
         """
-        limit = () if max_cache_hit_length is None else (max_cache_hit_length,)  # vLLM 0.32 knows none
-        blocks, num_found, boundary, diverged = super()._get_local_prefix_cache_hit(request, *limit)
         if self._frees_windows:
-            return blocks, num_found, boundary, diverged  # there is no prefix cache
-        (found,) = blocks.blocks
-        num_held = sum(block.ref_cnt > 0 for block in found)
+            return num_found  # there is no prefix cache
+        num_held: int = sum(block.ref_cnt > 0 for block in blocks)
         num_tokens = min(request.num_tokens, num_found + self._planned_tokens[request.request_id])
         if ceil_div(num_tokens, self.block_size) - num_held > self._gpu.num_free:
-            num_found = num_held * self.block_size
-            blocks = self.kv_cache_manager.truncate_computed_blocks(blocks, num_found)
-        return blocks, num_found, boundary, diverged
+            return num_held * self.block_size
+        return num_found
 
-    def _make_cached_request_data(
-        self,
-        running_reqs: list[Request],
-        resumed_reqs: list[Request],
-        num_scheduled_tokens: dict[str, int],
-        spec_decode_tokens: dict[str, list[int]],
-        req_to_new_blocks: dict[str, KVCacheBlocks],
-    ) -> CachedRequestData:
+    def sort_started(
+        self, requests: list[Request], scheduled: dict[str, int]
+    ) -> tuple[list[Request], list[Request]]:
         """Tell the workers of requests that were prefetched, or that lost their slots, since they ran.
 
-        A request that was prefetched to other GPU blocks is sent as resumed, with all its blocks: the workers replace
-        its table. One that lost its slot meanwhile is sent as new, with its tokens so far.
+        One that lost its slot is sent as new, with its tokens so far.
         """
-        told = self._workers.tell(running_reqs, num_scheduled_tokens)
+        news = self._workers.news(requests, scheduled)
         # In vLLM's terms they are preempted: the V2 runner frees such slots before it assigns any.
-        self.reset_preempted_req_ids.update(told.dropped)
-        for request in told.with_all_blocks:
-            req_to_new_blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
-        for request in told.resent:
+        self.reset_preempted_req_ids.update(news.dropped)
+        for request in news.resent:
             blocks = self._gpu.tables(request.request_id)
             self._resent.append(self._workers.resend(request, blocks))
-        if not (self.use_v2_model_runner or self.scheduler_config.async_scheduling):
-            # The workers know every request's tokens; vLLM would send those of all that did not run last. With
-            # asynchronous scheduling the V1 runner relies on that: it keeps the sampled tokens of one step only. For
-            # the V2 runner vLLM neither reads the set nor ever empties it.
-            self.prev_step_scheduled_req_ids.update(num_scheduled_tokens)
-        return super()._make_cached_request_data(
-            told.as_they_are,
-            [*resumed_reqs, *told.with_all_blocks],
-            num_scheduled_tokens,
-            spec_decode_tokens,
-            req_to_new_blocks,
-        )
+        return news.known, news.moved
 
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        super()._update_after_schedule(scheduler_output)
-        if not (self.use_v2_model_runner and self.use_pp) or isinstance(self, AsyncScheduler):
-            return
-        # The V2 runner's first stages take in a step's sampled tokens when they begin the step that comes as many
-        # steps later as there are stages. vLLM heeds that where it schedules asynchronously.
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests[request_id]
-            if not request.is_prefill_chunk:
-                request.next_decode_eligible_step = (
-                    self.current_step + self.parallel_config.pipeline_parallel_size
-                )
-
-    def _build_kv_connector_meta(
-        self, connector: KVConnectorBase_V1, scheduler_output: SchedulerOutput
-    ) -> StepMetadata:
+    def step_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """Return the plan's prefetches, and the stores that keep every replica complete."""
         assert self._plan is not None
-        # The V2 runner would make these before it waits for earlier copies.
-        written = scheduler_output.kv_cache_block_copies or scheduler_output.new_block_ids_to_zero
-        assert not written, f"vLLM itself writes to blocks: {written}"
-        copies = self._copies.take(self.requests, scheduler_output.num_scheduled_tokens)
+        copies = self._copies.take(self.requests, output.num_scheduled_tokens)
         return StepMetadata(self._plan.step_id, copies)
 
     # -- outputs, and whatever ends requests ------------------------------------------------------------------
@@ -438,11 +384,7 @@ class PipeMaxScheduler(Scheduler):
         self._events += [RequestAborted(request_id=RequestId(request_id)) for request_id in self._ended]
         self._ended.clear()
 
-    def _free_request(
-        self, request: Request, delay_free_blocks: bool = False
-    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Free a request that finished or was aborted, wherever it is."""
-        transfer_params = super()._free_request(request, delay_free_blocks)
+    def request_freed(self, request: Request) -> None:
         request_id = request.request_id
         self._ended.append(request_id)
         for aside in (self._started, self._not_started):
@@ -450,12 +392,8 @@ class PipeMaxScheduler(Scheduler):
         self._blocked.discard(request)
         self._prefix_blocks.pop(request_id, None)
         self._forget_kv(request_id)
-        return transfer_params
 
-    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
-        """Follow vLLM when it drops a request's KV by itself, because its prefix cache is reset."""
-        super()._preempt_request(request, timestamp, drop_stale_output)
-        self.waiting.remove_request(request)
+    def kv_dropped(self, request: Request) -> None:
         self._not_started[request.request_id] = request
         self._forget_kv(request.request_id)
         self._events.append(RequestPreempted(request_id=RequestId(request.request_id)))

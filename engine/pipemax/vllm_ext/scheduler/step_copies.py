@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Row, StepCopies, TokenStore
 from pipemax.transfer.store_fences import PrefetchFences, StoreFences
-from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
+from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.seam.vllm_types import Request
 
 
 def _int32s() -> "array[int]":

@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
-from vllm.v1.core.sched.output import NewRequestData
-from vllm.v1.request import Request
+from pipemax.vllm_ext.seam.vllm_types import NewRequestData, Request
 
 UNLIMITED = 1 << 30
 """Number of slots of a runner that keeps the state of every request, by its id."""
@@ -63,12 +62,12 @@ class RunnerSlots:
         self._away.pop(request_id, None)
 
 
-class Told(NamedTuple):
-    """A step's requests that the workers may know, by the way in which the workers are told of them."""
+class News(NamedTuple):
+    """A step's requests that ran before, by what the workers have to hear of them."""
 
-    as_they_are: list[Request]
+    known: list[Request]
     """Requests of which the workers know all but the new blocks."""
-    with_all_blocks: list[Request]
+    moved: list[Request]
     """Requests prefetched to other GPU blocks: their block tables are replaced."""
     resent: list[Request]
     """Requests that lost their slots meanwhile: sent with their tokens so far."""
@@ -98,19 +97,19 @@ class WorkerState:
         self._prefetched.discard(request_id)
         self._tokens.pop(request_id, None)
 
-    def tell(self, started: Sequence[Request], scheduled: Iterable[str]) -> Told:
-        """Decide how to tell the workers of a step of ``scheduled``, of which ``started`` ran before."""
-        told = Told([], [], [], [])
+    def news(self, started: Sequence[Request], scheduled: Iterable[str]) -> News:
+        """Decide what the workers hear of a step of ``scheduled``, of which ``started`` ran before."""
+        news = News([], [], [], [])
         for request in started:
             if request.request_id not in self.slots:
-                told.resent.append(request)
+                news.resent.append(request)
             elif request.request_id in self._prefetched:
-                told.with_all_blocks.append(request)
+                news.moved.append(request)
             else:
-                told.as_they_are.append(request)
+                news.known.append(request)
         self._prefetched.difference_update(scheduled)
-        told.dropped.extend(self.slots.take(scheduled))
-        return told
+        news.dropped.extend(self.slots.take(scheduled))
+        return news
 
     def resend(self, request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
         """Return the message for the workers of a request that lost its slot: like a new one, with its tokens so far.
@@ -120,7 +119,7 @@ class WorkerState:
         range is. A request may be sent with each prefetch, so its array is kept, and grows by what was generated since.
         """
         tokens = self._tokens.setdefault(request.request_id, array("i"))
-        tokens.extend(request._all_token_ids[len(tokens) :])
+        tokens.extend(request.all_token_ids[len(tokens) :])
         message = NewRequestData.from_request(request, block_ids, cast("list[int]", tokens[:]))
         message.prompt_token_ids = cast("list[int]", range(request.num_prompt_tokens))
         return message

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -23,13 +22,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import ForwardContext
 from vllm.v1.attention.backend import AttentionMetadata
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.request import Request
 
 from pipemax.domain.plan import StepId
 from pipemax.transfer.backend import CopyBackend, StepTransfers
@@ -41,6 +35,15 @@ from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import BlockLayout, describe_layers
 from pipemax.transfer.orchestrator import Orchestrator
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.seam.vllm_types import (
+    KVCacheBlocks,
+    KVCacheConfig,
+    Request,
+    SchedulerOutput,
+    VllmConfig,
+    get_pp_group,
+    get_tp_group,
+)
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock, StageClock
 from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
@@ -78,10 +81,11 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = RuntimeSettings.from_extra_config(transfer_config.kv_connector_extra_config)
         self.gpu_clock: GpuStageClock | None = None
         """For a GPU's worker, once the KV caches exist."""
+        self._block_tokens: int = vllm_config.cache_config.block_size
         self._transfers: StepTransfers | None = None
         self._stage: _Stage | None = None
         self._resources = ExitStack()
-        self._is_in_step = False
+        self._step: StepMetadata | None = None  # while the step's forward pass is not over
         self._clock: StageClock = StageClock()
 
     # -- worker ---------------------------------------------------------------------------------------------------
@@ -101,7 +105,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._stage = _Stage(self._transfers, layout, gpu_rows, pool.tensor)
 
     def _start_on_gpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
-        _check_block_tokens(layout, self._vllm_config.cache_config.block_size)
+        _check_block_tokens(layout, self._block_tokens)
         # It needs cuda-core, which is installed only where there are GPUs.
         from pipemax.transfer.cuda.assemble import cuda_transfers
         from pipemax.transfer.cuda.cuda_device import CudaDevice
@@ -124,7 +128,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(kv_connector_metadata, StepMetadata), kv_connector_metadata
         assert self._transfers is not None, "a step before the KV caches exist"
         wait = self._transfers.begin_step(kv_connector_metadata.copies)
-        self._is_in_step = True
+        self._step = kv_connector_metadata
         self._clock.begin(kv_connector_metadata.step_id, wait)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -137,14 +141,13 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
     def finish_forward(self) -> None:
         """End a step, whose KV is computed or whose kernels are enqueued."""
         assert self._transfers is not None
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, StepMetadata), metadata
-        self._transfers.end_step(metadata.copies)
-        self._is_in_step = False
+        assert self._step is not None, "no step has begun"
+        self._transfers.end_step(self._step.copies)
+        self._step = None
 
     def wait_for_save(self) -> None:
         """End the step unless ``finish_forward`` has; does not wait."""
-        if self._is_in_step:
+        if self._step is not None:
             self.finish_forward()
 
     def add_compute_s(self, seconds: float) -> None:

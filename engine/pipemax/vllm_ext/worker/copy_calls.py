@@ -5,10 +5,8 @@ The engine must be idle: they touch the pools.
 
 from typing import Any
 
-from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.v1.engine.llm_engine import LLMEngine
-
 from pipemax.transfer.checks.copy_check import CopyCheck
+from pipemax.vllm_ext.seam.vllm_types import LLMEngine, get_kv_transfer_group
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 
 

@@ -1,27 +1,30 @@
 """Workers on a CPU: pipeline stages, block-first KV, and the measured time of each step.
 
-vLLM 0.32 runs only one stage on a CPU, and this module fixes three things. vLLM's V1 runner makes the buffers for
-another stage's activations in a warm-up that CPUs skip; its attention declares only one layout; and a seeded request
-whose prompt is computed in chunks ends the engine, because generators on a CPU cannot be rewound. Latent attention
-needs one more (``cpu_latents``).
+vLLM runs only one stage on a CPU, and this module fixes two things. vLLM's V1 runner makes the buffers for another
+stage's activations in a warm-up that CPUs skip; and a seeded request whose prompt is computed in chunks ends the
+engine, because generators on a CPU cannot be rewound. ``seam.cpu_attention`` fixes the attention's.
 """
 
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-from vllm.distributed.parallel_state import get_pp_group
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from pipemax.vllm_ext.seam.cpu_attention import declare_block_first, write_between_blocks
+from pipemax.vllm_ext.seam.runner_patches import keep_slots_of_parked
+from pipemax.vllm_ext.seam.vllm_types import (
+    AsyncModelRunnerOutput,
+    GrammarOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    get_kv_transfer_group,
+    get_pp_group,
+    has_kv_transfer_group,
+)
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.copy_calls import AnswersCopyCalls
-from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked
 from pipemax.vllm_ext.worker.whole_windows import KeepsWholeWindows
 
 if TYPE_CHECKING:  # seconds to import
@@ -29,14 +32,7 @@ if TYPE_CHECKING:  # seconds to import
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 
 
-def _supported_kv_cache_layouts(cls: type) -> tuple[KVCacheLayout, ...]:
-    return (KVCacheLayout.LBHNC, KVCacheLayout.BLHNC)
-
-
-# The kernels take a block's stride from the tensor, so blocks of all layers may alternate; heads within a block come
-# before tokens in both layouts, as the kernels require.
-_cpu_attention: Any = CPUAttentionBackend
-_cpu_attention.supported_kv_cache_layouts = classmethod(_supported_kv_cache_layouts)
+declare_block_first()
 
 
 class _SpareGenerator(torch.Generator):
@@ -86,8 +82,6 @@ class PipeMaxCpuWorker(KeepsWholeWindows, AnswersCopyCalls, CpuStageWorker):
     def init_device(self) -> None:
         super().init_device()  # type: ignore[no-untyped-call]  # vLLM lacks the types
         if self.model_config.use_mla:
-            from pipemax.vllm_ext.worker.cpu_latents import write_between_blocks  # seconds to import
-
             write_between_blocks()
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.

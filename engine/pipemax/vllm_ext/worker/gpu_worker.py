@@ -4,27 +4,34 @@ vLLM's own worker does the rest. Its hooks run before and after the forward pass
 graphs remain possible.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-from vllm.distributed.parallel_state import get_pp_group
-from vllm.sequence import IntermediateTensors
-from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
-from vllm.v1.worker.gpu_worker import AsyncIntermediateTensors, Worker
+from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.seam.runner_patches import (
+    keep_slots_of_parked,
+    limited,
+    profile_one_step,
+    watch_received,
+)
+from pipemax.vllm_ext.seam.vllm_types import (
+    AsyncModelRunnerOutput,
+    GrammarOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    get_kv_transfer_group,
+    get_pp_group,
+    has_kv_transfer_group,
+)
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 from pipemax.vllm_ext.worker.copy_calls import AnswersCopyCalls
-from pipemax.vllm_ext.worker.runner_v2 import keep_slots_of_parked, limited, profile_one_step
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
 from pipemax.vllm_ext.worker.whole_windows import KeepsWholeWindows
 
 if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 class PipeMaxGpuWorker(KeepsWholeWindows, AnswersCopyCalls, Worker):
@@ -68,24 +75,6 @@ class PipeMaxGpuWorker(KeepsWholeWindows, AnswersCopyCalls, Worker):
         if get_pp_group().is_last_rank and (clock := _gpu_clock()) is not None:
             clock.mark_sampled()
         return output
-
-
-def watch_received(runner: "GPUModelRunner", on_received: Callable[[], None]) -> None:
-    """Have ``on_received`` called whenever the compute stream has been told to wait for the stage before."""
-    execute_model = runner.execute_model
-
-    def execute_watched(
-        scheduler_output: SchedulerOutput,
-        intermediate_tensors: IntermediateTensors | None = None,
-        *args: Any,
-        **more: Any,
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None:
-        if isinstance(intermediate_tensors, AsyncIntermediateTensors):
-            callbacks = intermediate_tensors._comm_postprocess or []
-            intermediate_tensors._comm_postprocess = [*callbacks, on_received]
-        return execute_model(scheduler_output, intermediate_tensors, *args, **more)
-
-    runner.execute_model = execute_watched  # type: ignore[method-assign]  # wrapped on purpose
 
 
 def _mark_received() -> None:

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
-
 from pipemax.domain.events import Event, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId
 from pipemax.transfer.commands import CopyCounts
+from pipemax.vllm_ext.seam.vllm_types import KVConnectorWorkerMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pipemax.node.failure_records import FAILURES_VARIABLE, FailureRecords
-from pipemax.vllm_ext.launch.executor import RecordingExecutor
+from pipemax.vllm_ext.seam.executor import RecordingExecutor
 
 _PROCESSES = multiprocessing.get_context("fork")
 

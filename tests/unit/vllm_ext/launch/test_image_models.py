@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from pipemax.config import EngineConfig
 from pipemax.serve.start_checks import check_images
-from pipemax.vllm_ext.launch.architectures import is_text_only
+from pipemax.vllm_ext.seam.model_registry import is_text_only
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 from vllm.v1.request import Request
 
-from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxScheduler
+from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
 from tests.unit.vllm_ext.fake_worker import BLOCK_TOKENS, FakeCore, make_request, make_scheduler
 
 

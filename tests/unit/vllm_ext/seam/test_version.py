@@ -103,7 +103,7 @@ def overrides() -> list[tuple[type, str, type]]:
     """Return each method of a class of ours that overrides one of vLLM's: our class, the method, vLLM's class."""
     found = []
     for module in (
-        "launch.executor",
+        "seam.executor",
         "engine.stat_logger",
         "node_check.random_weights",
         "scheduler.scheduler",

@@ -4,7 +4,7 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
-from pipemax.vllm_ext.worker.cpu_latents import write_latents
+from pipemax.vllm_ext.seam.cpu_attention import write_latents
 
 BLOCKS, LAYERS, BLOCK_TOKENS, LATENT, ROPE = 6, 3, 16, 512, 64
 SCALE = torch.ones(1)

@@ -12,9 +12,8 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, PrefetchTiming, StepCopies, StepWait
 from pipemax.transfer.cuda.device import Lane
 from pipemax.transfer.cuda.transfers import CudaTransfers
+from pipemax.vllm_ext.seam.runner_patches import profile_one_step, watch_received
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
-from pipemax.vllm_ext.worker.gpu_worker import watch_received
-from pipemax.vllm_ext.worker.runner_v2 import profile_one_step
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock
 from pipemax.vllm_ext.worker.stage_reports import StepReport
 from tests.fakes.recording_device import FakeKernel, RecordedEvent, RecordingDevice

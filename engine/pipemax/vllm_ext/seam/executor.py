@@ -8,12 +8,13 @@ holds its GPU's memory, which the next engine may be waiting for.
 import time
 from typing import Any
 
-from vllm.config import VllmConfig
+import vllm.envs
 from vllm.v1.executor import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from pipemax.node.failure_records import Failure, record
-from pipemax.vllm_ext.launch.processes import begun_by_us
+from pipemax.vllm_ext.seam.processes import begun_by_us
+from pipemax.vllm_ext.seam.vllm_types import LLMEngine, StatLoggerFactory, UsageContext, VllmConfig
 
 WORKERS_END_S = 60.0
 """How long workers may take that are told to end and have not failed."""
@@ -53,7 +54,14 @@ def _wait_for(processes: list[Any], limit_s: float) -> None:
         process.join(max(0.0, until_s - time.monotonic()))
 
 
-def executor_class(vllm_config: VllmConfig) -> type[Executor]:
-    """Return the class that vLLM would take, or ours in place of that of several local workers."""
+def make_engine(vllm_config: VllmConfig, stat_loggers: list[StatLoggerFactory] | None) -> LLMEngine:
+    """Make vLLM's engine, with our executor in place of its own of several local workers."""
     chosen: type[Executor] = Executor.get_class(vllm_config)
-    return RecordingExecutor if chosen is MultiprocExecutor else chosen
+    return LLMEngine(
+        vllm_config=vllm_config,
+        executor_class=RecordingExecutor if chosen is MultiprocExecutor else chosen,
+        log_stats=True,
+        usage_context=UsageContext.LLM_CLASS,
+        stat_loggers=stat_loggers,
+        multiprocess_mode=vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING,
+    )

@@ -1,23 +1,25 @@
-"""Tell vLLM's V2 model runner that a request's KV is now in other blocks, and how many requests a step has.
+"""Tell vLLM's model runners what they do not ask: where a request's KV is now, and how many requests a step has.
 
-The runner keeps the tokens, sampling state and block table of a request in a slot, until the request finishes or is
+The V2 runner keeps the tokens, sampling state and block table of a request in a slot, until the request finishes or is
 preempted. It does not know that a request's KV can be prefetched to other blocks. The scheduler sends such requests as
 resumed, with all their blocks, and here their block tables are overwritten. Everything else in the slot is unchanged.
 
 This module knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) tracks them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.output import SchedulerOutput
+from pipemax.vllm_ext.seam.vllm_types import AsyncModelRunnerOutput, ModelRunnerOutput, SchedulerOutput
 
-if TYPE_CHECKING:  # seconds to import, and engines with the V1 runner do without
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
+    from vllm.sequence import IntermediateTensors
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-def keep_slots_of_parked(runner: "GPUModelRunner") -> None:
+def keep_slots_of_parked(runner: "GPUModelRunnerV2") -> None:
     """Make a runner overwrite block tables after prefetches; call it before or after the model is loaded."""
     update_requests = runner.update_requests
 
@@ -35,7 +37,7 @@ def keep_slots_of_parked(runner: "GPUModelRunner") -> None:
     runner.update_requests = update_after_prefetches  # type: ignore[method-assign]  # wrapped on purpose
 
 
-def profile_one_step(runner: "GPUModelRunner", max_num_seqs: int) -> None:
+def profile_one_step(runner: "GPUModelRunnerV2", max_num_seqs: int) -> None:
     """Make a runner measure its memory with the requests of one step, where it would sample for all its slots.
 
     The logits of thousands of slots are gigabytes that no step ever needs.
@@ -47,6 +49,28 @@ def profile_one_step(runner: "GPUModelRunner", max_num_seqs: int) -> None:
             profile_run(*arguments, **more)
 
     runner.profile_run = profile  # type: ignore[method-assign]  # wrapped on purpose
+
+
+def watch_received(runner: "GPUModelRunner", on_received: Callable[[], None]) -> None:
+    """Have ``on_received`` called whenever the compute stream has been told to wait for the stage before."""
+    from vllm.v1.worker.gpu_worker import (
+        AsyncIntermediateTensors,  # a worker on a CPU needs none of its module
+    )
+
+    execute_model = runner.execute_model
+
+    def execute_watched(
+        scheduler_output: SchedulerOutput,
+        intermediate_tensors: "IntermediateTensors | None" = None,
+        *args: Any,
+        **more: Any,
+    ) -> "ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None":
+        if isinstance(intermediate_tensors, AsyncIntermediateTensors):
+            callbacks = intermediate_tensors._comm_postprocess or []
+            intermediate_tensors._comm_postprocess = [*callbacks, on_received]
+        return execute_model(scheduler_output, intermediate_tensors, *args, **more)
+
+    runner.execute_model = execute_watched  # type: ignore[method-assign]  # wrapped on purpose
 
 
 @contextmanager

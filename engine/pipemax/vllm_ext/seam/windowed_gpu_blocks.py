@@ -9,7 +9,7 @@ from vllm.v1.request import Request
 
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.units import GpuBlockId, ceil_div
-from pipemax.vllm_ext.scheduler.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
 
 
 class WindowedGpuBlocks(GpuBlocks):
