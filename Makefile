@@ -8,7 +8,7 @@ UV_VERSION := 0.13.8
 LOCK := requirements/cpu.lock
 OTHER_PYTHON ?= python3.12
 # The unit tests that need neither torch nor vLLM.
-PURE := tests/unit $(addprefix --ignore tests/unit/,vllm_ext transfer cli/test_calibrate_command.py)
+PURE := tests/unit $(addprefix --ignore tests/unit/,vllm_ext transfer)
 
 # Many containers set it: then each of the hundred processes of a job or a test would compile again what it imports,
 # which takes longer than the import (vLLM: 19 s and 15 s).

@@ -186,7 +186,7 @@ class EngineConfig(BaseModel):
     )
     calibration: Path | None = Field(
         None,
-        description="policy pipemax and auto: a file written by pipemax calibrate; default: what this machine "
+        description="policy pipemax and auto: a file written by pipemax check-node --out; default: what this machine "
         "measured earlier.",
     )
     calibrate_at_start_s: float = Field(

@@ -14,6 +14,8 @@ COMMANDS: Mapping[str, str] = {
     "the paper, in a checkout of the repository",
     "run-batch": "pipemax annotate --input-format openai-batch --batch-output FILE answers a file in OpenAI's batch "
     "format, and vllm run-batch does without Spark",
+    "calibrate": "pipemax check-node checks and calibrates an engine in one start; --seconds is the time to measure, "
+    "--out the file to write",
 }
 """Removed commands of ``pipemax``, with what replaces each."""
 

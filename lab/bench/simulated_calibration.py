@@ -17,7 +17,7 @@ from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 
 
 def simulated_calibration(node: NodeSpec, model: ModelSpec) -> Calibration:
-    """Return what ``pipemax calibrate`` would write on the simulated machine, with one stage per GPU."""
+    """Return what ``pipemax check-node`` would write on the simulated machine, with one stage per GPU."""
     times = StageTimes(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
     return Calibration(
         device=node.gpu.name,

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from pipemax import __version__
-from pipemax.cli.calibrate import calibrate
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
 from pipemax.cli.removed_group import RemovedGroup
@@ -23,7 +22,6 @@ app = typer.Typer(
 _PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine with an engine", "Study the scheduler"
 app.command(rich_help_panel=_PLAN)(plan_capacity)
 app.command(rich_help_panel=_MACHINE)(check_node)
-app.command(rich_help_panel=_MACHINE)(calibrate)
 app.add_typer(trace_app, name="trace", rich_help_panel=_STUDY)
 
 

@@ -10,6 +10,7 @@ from pipemax.cli.ending import ends_on_sigterm
 
 if TYPE_CHECKING:
     from pipemax.vllm_ext.launch.known_check import NodeCheck
+    from pipemax.vllm_ext.node_check.node import CheckedNode
 
 _STATUS = {"passed": 0, "failed": 1, "inconclusive": 3}
 
@@ -19,32 +20,47 @@ def check_node(
     model: Annotated[
         str | None, typer.Option(help="Checkpoint directory or hub name; default: the one in --engine.")
     ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="Maximum seconds of measuring for the calibration.")
+    ] = 15.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Calibration file to write, for the `calibration:` field of an engine config."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check PipeMax on this machine: tokens, copies, prefetches over poison; then calibrate it.
+    """Check PipeMax on this machine: tokens, copies, prefetches over poison; then calibrate the engine.
 
     Compares tokens with stock vLLM's on a few random layers of the model's shapes, under batch-invariant kernels. Then
     starts the engine under policy pipemax, sends known bytes through every kind of copy and compares them, and
     repeats the same steps with poison in place of what is about to be prefetched. An engine makes the last two checks
-    by itself at its first start on a machine. Exits with 1 if PipeMax must not run here, with 3 if the check is
-    inconclusive.
+    by itself at its first start on a machine. Then measures α, β, δ of each stage and the bandwidth of prefetches by
+    decode batches of many sizes at short, medium and long contexts, and compares the step times of other requests with
+    the prediction. Check and calibration are kept for later starts. Exits with 1 if PipeMax must not run here, with 3
+    if the check is inconclusive.
 
     Example: pipemax check-node --engine engine.yaml
     """
     from dataclasses import asdict
 
+    from pipemax.control.times.calibration import save_calibration
     from pipemax.policy.layout_start import settled_config
     from pipemax.replicas.one_replica import as_first_replica
 
     with one_line_errors(), ends_on_sigterm():
+        if out is not None and not out.parent.is_dir():
+            raise ValueError(f"--out {out}: there is no directory {out.parent}")
         config = as_first_replica(settled_config(measured_config(model, engine)))
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.
         from pipemax.vllm_ext.node_check.node import check_this_node
 
-        checked = check_this_node(config, typer.echo)
+        checked = check_this_node(config, typer.echo, calibrate_s=seconds)
         _print(checked.check)
         typer.echo(f"kept         {checked.path or 'nowhere: see the log'}")
-        typer.echo(f"calibration  {checked.calibration}")
+        _print_calibration(checked)
+        if out is not None and checked.calibration is not None:
+            save_calibration(out, checked.calibration)
+            typer.echo(f"calibration  {out}")
         if json_file is not None:
             write_json(json_file, asdict(checked.check) | {"verdict": checked.check.verdict})
     if status := _STATUS[checked.check.verdict]:
@@ -64,6 +80,29 @@ def _print(check: "NodeCheck") -> None:
         "inconclusive": "nothing is known to be wrong, and not all could be shown to be right",
     }
     typer.echo(f"verdict      {check.verdict}: {meaning[check.verdict]} ({check.seconds:.0f} s)")
+
+
+def _print_calibration(checked: "CheckedNode") -> None:
+    calibration = checked.calibration
+    if calibration is None:
+        typer.echo("calibration  not measured")
+        return
+    typer.echo(f"calibration  {calibration.measured}")
+    for number, stage in enumerate(calibration.stages):
+        lines = ", ".join(
+            f"{1e3 * line.alpha_s:.3f} ms·b + {1e3 * line.delta_s:.2f} ms from b = {line.min_size}"
+            for line in stage.decode_time.segments
+        )
+        typer.echo(
+            f"stage {number:<7}decode {lines}; {1e9 * stage.decode_time.beta_s:.2f} ns per token of KV; copies "
+            f"{stage.h2d_bytes_per_s / 1e9:.2f} GB/s"
+        )
+    typer.echo(f"round trip   {1e3 * calibration.round_trip_s:.2f} ms between two steps of a batch")
+    for name, error in checked.errors.items():
+        typer.echo(
+            f"{'':<13}{name}: {error.num_steps} step times, {error.within_5_percent:.0%} within 5 %, off by "
+            f"{error.mean:.1%} on average, {error.worst:.0%} at worst"
+        )
 
 
 def _mark(verdict: str) -> str:

@@ -13,7 +13,7 @@ from pipemax_spark.cli import command, pipemax
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
     shown = CliRunner().invoke(command(), ["--help"], env={"COLUMNS": "120"}).output
     names = set(re.findall(r"│ ([a-z-]+) ", shown))
-    assert {"annotate", "plan-capacity", "calibrate", "check-node", "trace"} <= names
+    assert {"annotate", "plan-capacity", "check-node", "trace"} <= names
     assert "Before you rent a node" in shown
 
 

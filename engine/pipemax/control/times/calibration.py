@@ -19,7 +19,7 @@ GOOD_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The result of ``pipemax calibrate``, stage by stage."""
+    """What was measured of an engine's steps and copies, stage by stage."""
 
     device: str
     model: str

@@ -1,1 +1,1 @@
-"""Step times measured on a running engine, by the engine itself or by ``pipemax calibrate``."""
+"""Step times measured on a running engine, at an engine's start or by ``pipemax check-node``."""

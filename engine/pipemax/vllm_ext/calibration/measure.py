@@ -1,6 +1,6 @@
 """Measure step times and copies on a running engine under PipeMax.
 
-``pipemax calibrate`` does this, and so does an engine at its start if nothing is known of it. Waves of random prompts
+``pipemax check-node`` does this, and so does an engine at its start if nothing is known of it. Waves of random prompts
 (``control.times.profiling`` designs them) run through the engine's own scheduler and workers, which report each step's
 time; so what is measured is what will be predicted. The engine must have nothing else to do.
 """
@@ -8,19 +8,12 @@ time; so what is measured is what will be predicted. The engine must have nothin
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
 from statistics import median
-
-import vllm
-from vllm import SamplingParams
-from vllm.config import VllmConfig
-from vllm.inputs import tokens_input
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from pipemax.config import BatchingChoice, EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
@@ -58,6 +51,14 @@ from pipemax.vllm_ext.launch.known_calibration import (
     remember_calibration,
 )
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
+from pipemax.vllm_ext.seam.vllm_types import (
+    VLLM_VERSION,
+    LLMEngine,
+    RequestOutputKind,
+    SamplingParams,
+    VllmConfig,
+    tokens_input,
+)
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,6 @@ _MOST_LIMITS = 3
 """A calibration goes on while it is a guess, for at most so many times the limit."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens usually have the lowest ids; what a token means does not matter here."""
-
-OnWave = Callable[[int, int, float], None]
-"""Called with (waves done, waves designed, seconds so far)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +90,6 @@ def measure(
     *,
     time_limit_s: float,
     most_wave_tokens: int | None = None,
-    on_wave: OnWave = lambda done, designed, seconds: None,
 ) -> Measurement:
     """Run waves until all are done or the time is up, and fit a calibration to them.
 
@@ -109,7 +106,6 @@ def measure(
             config,
             time_limit_s=time_limit_s,
             most_wave_tokens=most_wave_tokens,
-            on_wave=on_wave,
         )
         if config.batching is not BatchingChoice.SEPARATED:
             measured = _with_mixed_steps(
@@ -159,7 +155,6 @@ def _measure(
     *,
     time_limit_s: float,
     most_wave_tokens: int | None,
-    on_wave: OnWave,
 ) -> Measurement:
     settings = runtime_settings(vllm_config)
     runner = _WaveRunner(engine, vllm_config)
@@ -169,7 +164,7 @@ def _measure(
     take_profile(engine)
     begin_s = time.monotonic()
     limits = _affordable(runner, limits, time_limit_s=time_limit_s, until_s=begin_s + 2 * time_limit_s)
-    waves = _TimedWaves(engine, runner, settings, on_wave)
+    waves = _TimedWaves(engine, runner, settings)
     for turn in range(1, _MOST_LIMITS + 1):
         waves.run(design_waves(limits), begin_s=begin_s, time_limit_s=time_limit_s, turn=turn)
         stages = waves.fit(vllm_config.cache_config.block_size)
@@ -180,7 +175,7 @@ def _measure(
     calibration = Calibration(
         device=device_name(),
         model=model_name(config),
-        measured=f"{datetime.now(UTC):%Y-%m-%d} in {seconds:.0f} s with vLLM {vllm.__version__}: "
+        measured=f"{datetime.now(UTC):%Y-%m-%d} in {seconds:.0f} s with vLLM {VLLM_VERSION}: "
         f"{len(waves.steps)} steps, {len(waves.copies)} copies"
         f"{'' if waves.copies else ' (so the bandwidth is a guess)'}; decode steps within 5 %: "
         f"{error.within_5_percent:.0%}, off by {error.mean:.0%} in the mean and {error.worst:.0%} at worst",
@@ -197,13 +192,10 @@ def _measure(
 class _TimedWaves:
     """Runs waves, and keeps what was timed of all of them."""
 
-    def __init__(
-        self, engine: LLMEngine, runner: "_WaveRunner", settings: RuntimeSettings, on_wave: OnWave
-    ) -> None:
+    def __init__(self, engine: LLMEngine, runner: "_WaveRunner", settings: RuntimeSettings) -> None:
         self._engine = engine
         self._runner = runner
         self._settings = settings
-        self._on_wave = on_wave
         profile = take_profile(engine)
         self.steps, self.copies = profile.steps, profile.copies
         self.round_trips_s: list[float] = []
@@ -222,7 +214,6 @@ class _TimedWaves:
             batches = min(wave.num_requests, self._settings.num_batches)
             if batches <= len(self._settings.stages):  # with more, a batch also waits for others
                 self.round_trips_s += round_trip_s(token_gaps_s, profile.steps, num_batches=batches)
-            self._on_wave(index + 1, len(waves), time.monotonic() - begin_s)
 
     def fit(self, block_tokens: int) -> tuple[StageConfig, ...]:
         """Return each stage's coefficients. ``ValueError`` if a phase was left without a step."""
@@ -283,7 +274,7 @@ def _calibrate_now(engine: LLMEngine, vllm_config: VllmConfig, config: EngineCon
     if calibration.is_guess:
         log.warning(
             "step times vary on this machine: the calibration predicts %.0f%% of its decode steps within 5 %% and "
-            "counts as a guess; `pipemax calibrate` measures for longer",
+            "counts as a guess; `pipemax check-node --seconds 300` measures for longer",
             100 * (calibration.within_5_percent or 0.0),
         )
     remember_calibration(config, vllm_config, calibration)

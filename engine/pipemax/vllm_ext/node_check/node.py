@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm.config import VllmConfig
-
 from pipemax.config import EngineConfig
-from pipemax.vllm_ext.calibration.measure import measure
+from pipemax.control.times.calibration import Calibration
+from pipemax.control.times.estimator import PredictionError
+from pipemax.control.times.mixed_profiling import mixed_predicted_and_measured
+from pipemax.control.times.profiling import predicted_and_measured, prediction_error
+from pipemax.domain.plan import Phase
+from pipemax.vllm_ext.calibration.measure import measure, run_other
+from pipemax.vllm_ext.core_calls import recalibrate
 from pipemax.vllm_ext.launch.known_calibration import remember_calibration
 from pipemax.vllm_ext.launch.known_check import (
     CheckPart,
@@ -23,21 +27,26 @@ from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_co
 from pipemax.vllm_ext.node_check.run import check_engine, new_check
 from pipemax.vllm_ext.node_check.trial_config import TrialConfigs, trial_configs
 from pipemax.vllm_ext.node_check.trial_process import compare_in_process, inconclusive
+from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
 
-_CALIBRATION_LIMIT_S = 15.0
+_OTHER_REQUESTS = 48
+"""Whose steps judge a calibration that was not fitted to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
-    """A check, the file where the engine's part of it is kept, and how the engine was calibrated."""
+    """A check, the file where the engine's part of it is kept, and the engine's calibration."""
 
     check: NodeCheck
     path: Path | None
-    calibration: str
+    calibration: Calibration | None = None
+    """None after a check that failed."""
+    errors: dict[str, PredictionError] = field(default_factory=dict)
+    """How well the calibration predicts, by kinds of steps: fitted ones, and others."""
 
 
-def check_this_node(config: EngineConfig, say: Callable[[str], None]) -> CheckedNode:
-    """Check an engine of ``config``, whose policy is pipemax; ``say`` is told what is about to happen.
+def check_this_node(config: EngineConfig, say: Callable[[str], None], *, calibrate_s: float) -> CheckedNode:
+    """Check an engine of ``config``, whose policy is pipemax, and calibrate it; ``say`` tells what is about to happen.
 
     ``EngineStartError`` says why it cannot start, ``ValueError`` why it cannot run under PipeMax; vLLM's own errors
     pass.
@@ -53,12 +62,30 @@ def check_this_node(config: EngineConfig, say: Callable[[str], None]) -> Checked
         path = keep_check(check_path(config, vllm_config), check)
         check = check.joined(tokens)
         if check.verdict is Verdict.FAILED:
-            return CheckedNode(check=check, path=path, calibration="not measured")
-        calibration = measure(engine, vllm_config, config, time_limit_s=_CALIBRATION_LIMIT_S).calibration
+            return CheckedNode(check=check, path=path)
+        calibration, errors = _calibrate(engine, vllm_config, config, time_limit_s=calibrate_s)
     finally:
         vllm.close()
     remember_calibration(config, vllm_config, calibration)
-    return CheckedNode(check=check, path=path, calibration=calibration.measured)
+    return CheckedNode(check=check, path=path, calibration=calibration, errors=errors)
+
+
+def _calibrate(
+    engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig, *, time_limit_s: float
+) -> tuple[Calibration, dict[str, PredictionError]]:
+    """Measure an idle engine, and judge its calibration by steps that were not fitted as well."""
+    measured = measure(engine, vllm_config, config, time_limit_s=time_limit_s)
+    stages = measured.calibration.stages
+    recalibrate(engine, stages)
+    other = run_other(engine, vllm_config, config, num_requests=_OTHER_REQUESTS, seed=1)
+    errors = {
+        f"{name} {phase}": prediction_error(predicted_and_measured(stages, steps, phase))
+        for name, steps in (("fitted", measured.steps), ("other", other))
+        for phase in (Phase.PREFILL, Phase.DECODE)
+    }
+    if measured.mixed_steps:
+        errors["fitted mixed"] = prediction_error(mixed_predicted_and_measured(stages, measured.mixed_steps))
+    return measured.calibration, errors
 
 
 def check_tokens(

@@ -59,30 +59,33 @@ def test_an_engine_that_is_too_slow_is_given_up_in_time(
     assert not engine.requests, "what did not end is given up"
 
 
-@pytest.mark.parametrize(("spread", "turns"), [(0.01, 1), (0.3, 3)])
 def test_a_calibration_goes_on_while_it_misses_its_own_steps(
-    spread: float, turns: int, vllm_config: Any, monkeypatch: pytest.MonkeyPatch
+    vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine whose steps take no time: each profile has four steps that vary by the spread."""
-    rng = random.Random(0)
-
-    def profile(engine: Any) -> Profile:
-        steps = [
-            TimedStep(phase=phase, size=8, kv_tokens=80, stage_s=(1e-2 * (1 + rng.choice((-1, 1)) * spread),))
-            for phase in (Phase.DECODE, Phase.DECODE, Phase.PREFILL, Phase.PREFILL)
-        ]
-        return Profile(steps, [], [])
-
-    monkeypatch.setattr(measuring, "take_profile", profile)
     engine: Any = QuickEngine()
     config = EngineConfig(model=str(MODEL), policy="pipemax", batching="separated")
-    waves: list[int] = []
-    measured = measuring.measure(
-        engine, vllm_config, config, time_limit_s=600.0, on_wave=lambda done, designed, s: waves.append(done)
-    )
-    assert waves.count(1) == turns
-    assert measured.calibration.is_guess == (turns > 1)
-    assert "within 5 %" in measured.calibration.measured
+
+    def measured(spread: float) -> measuring.Measurement:
+        rng = random.Random(0)
+
+        def profile(engine: Any) -> Profile:
+            off = [1e-2 * (1 + rng.choice((-1, 1)) * spread) for _ in range(4)]
+            phases = (Phase.DECODE, Phase.DECODE, Phase.PREFILL, Phase.PREFILL)
+            steps = [
+                TimedStep(phase=phase, size=8, kv_tokens=80, stage_s=(seconds,))
+                for phase, seconds in zip(phases, off, strict=True)
+            ]
+            return Profile(steps, [], [])
+
+        monkeypatch.setattr(measuring, "take_profile", profile)
+        return measuring.measure(engine, vllm_config, config, time_limit_s=600.0)
+
+    steady, varying = measured(0.01), measured(0.3)
+    assert (steady.calibration.is_guess, varying.calibration.is_guess) == (False, True)
+    # Each has four steps from before its first wave.
+    assert len(varying.steps) - 4 == 3 * (len(steady.steps) - 4)
+    assert "within 5 %" in varying.calibration.measured
 
 
 class QuickEngine(SlowEngine):
