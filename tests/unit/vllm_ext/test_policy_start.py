@@ -15,6 +15,7 @@ from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, Verdict
 from tests.unit.policy.test_row_sample import engine
 
 ROWS = {"prompt_tokens": [300, 400], "max_tokens": 60}
+KNOWN_ROWS = {**ROWS, "mean_output_tokens": 15.0, "rows": 600}
 
 
 def record_starts(monkeypatch: pytest.MonkeyPatch, forecast: Forecast) -> list[EngineConfig]:
@@ -34,14 +35,14 @@ def record_starts(monkeypatch: pytest.MonkeyPatch, forecast: Forecast) -> list[E
 
 @pytest.mark.parametrize(
     ("given", "chosen", "tokens"),
-    [({}, Policy.VLLM, 1024), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
+    [({}, Policy.VLLM, 2048), ({"max_num_batched_tokens": 4096}, Policy.PIPEMAX, 4096)],
 )
 def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_one(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy, tokens: int
 ) -> None:
-    wide = replace(engine(stages=2, gpu_blocks=2_000), max_batched_tokens=4096)
+    wide = replace(engine(stages=2, gpu_blocks=4_000), max_batched_tokens=4096)
     started = record_starts(monkeypatch, Forecast(engine=wide, num_stages=2))
-    config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": ROWS, **given})
+    config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": KNOWN_ROWS, **given})
     start.start_engine(config)
     assert [(config.policy, config.max_num_batched_tokens) for config in started] == [(chosen, tokens)]
 

@@ -161,25 +161,25 @@ def test_speculative_decoding_is_refused_under_pipemax() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runner", "stages", "scheduler", "depth"),
+    ("runner", "stages", "scheduler", "depth", "num_batches"),
     [
-        (1, 1, "PipeMaxAsyncScheduler", 2),
-        (1, 2, "PipeMaxScheduler", 2),
-        (2, 1, "PipeMaxAsyncScheduler", 2),
-        (2, 2, "PipeMaxAsyncScheduler", 3),
+        (1, 1, "PipeMaxAsyncScheduler", 2, 2),
+        (1, 2, "PipeMaxScheduler", 2, 2),
+        (2, 1, "PipeMaxAsyncScheduler", 2, 2),
+        (2, 2, "PipeMaxAsyncScheduler", 3, 2),
     ],
 )
 def test_the_scheduler_is_the_one_that_fits_what_vllm_decided(
-    runner: int, stages: int, scheduler: str, depth: int
+    runner: int, stages: int, scheduler: str, depth: int, num_batches: int
 ) -> None:
     with asynchronous_scheduling_on_cpu(), runner_version(runner):
         vllm_config = make_vllm_config(config(pipeline_parallel_size=stages, max_num_seqs=16))
         assert vllm_config.max_concurrent_batches == depth
     assert vllm_config.scheduler_config.scheduler_cls == f"pipemax.vllm_ext.scheduler.scheduler.{scheduler}"
     settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
-    assert settings.num_batches == depth
+    assert settings.num_batches == num_batches
     assert settings.max_num_seqs == 16
-    slots = 16 * depth if runner == 2 else 16
+    slots = 16 * num_batches if runner == 2 else 16
     assert vllm_config.scheduler_config.max_num_seqs == slots
 
 

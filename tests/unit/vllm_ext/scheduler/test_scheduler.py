@@ -163,7 +163,7 @@ def test_a_step_costs_the_same_however_many_requests_are_parked() -> None:
             core.step()
         for _ in range(20):
             core.step()
-        assert len(scheduler._started) > 0.9 * num_requests
+        assert len(scheduler._started) > 0.8 * num_requests
         samples = []
         for _ in range(60):
             scheduler_output, in_schedule = counted_calls(scheduler.schedule)
