@@ -66,6 +66,7 @@ def test_engine_and_summary_may_be_on_the_storage_that_the_session_knows(
 
 
 @pytest.mark.long  # test_ends interrupts a job
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_call_stops_its_tasks_and_the_same_call_does_the_rest(
     call: tuple[Jobs, Callable[..., Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def test_incremental_nights_count_what_was_appended(jobs: MakeJobs) -> None:
     assert (told, error) == ((True, 0, "done"), None)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_says_how_many_rows_are_left(jobs: MakeJobs) -> None:
     night = Nights(jobs())
     run = night.run
