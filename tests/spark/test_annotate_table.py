@@ -39,6 +39,7 @@ def call(jobs: Callable[[], Jobs]) -> tuple[Jobs, Callable[..., Any]]:
     return run, call_with
 
 
+@pytest.mark.long  # two jobs for two files
 def test_engine_and_summary_may_be_on_the_storage_that_the_session_knows(
     call: tuple[Jobs, Callable[..., Any]],
 ) -> None:

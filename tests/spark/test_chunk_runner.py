@@ -123,6 +123,7 @@ def run_chunks(
     return table
 
 
+@pytest.mark.long  # speed
 def test_a_fourth_chunk_starts_while_three_wait_for_their_last_tasks(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_fourth_chunk_starts_while_three_wait_for_their_last_tasks(
     assert [row["id"] for row in table.read().select("id").orderBy("id").collect()] == list(range(800))
 
 
+@pytest.mark.long  # speed
 def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:
