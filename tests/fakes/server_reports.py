@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from pipemax.wire import JobStats, ServerStats
+from pipemax.wire import JobOutlook, JobStats, ServerStats
+from pipemax_spark.report.collector import Collector
 
 
 def server_report(
@@ -12,3 +13,8 @@ def server_report(
     return ServerStats(
         server_id=server_id, host="h", pid=1, at_unix_s=at_s, state=state, jobs={"job": job}, **fields
     )
+
+
+def outlook_after(collector: Collector, stats: ServerStats) -> JobOutlook | None:
+    """Give the collector a report as its socket does; return what its sender is answered."""
+    return collector._answer(stats)

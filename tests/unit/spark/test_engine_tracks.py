@@ -11,7 +11,7 @@ from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_tracks import MAX_REPORTS, MAX_REPORTS_PER_ENGINE, EngineTrack, EngineTracks
 from pipemax_spark.report.progress import Progress
 from pipemax_spark.request.error_limits import ErrorLimits
-from tests.fakes.server_reports import server_report
+from tests.fakes.server_reports import outlook_after, server_report
 
 JOB = JobStats(rows_done=7)
 METRICS = {"measured_step_s": 0.25, "host_kv_usage": 0.5, "batch_size": 3.0}
@@ -72,7 +72,7 @@ def test_a_sample_sums_up_the_engines() -> None:
         for server, phase, batch in (("a", "decode", 2.0), ("b", "prefill", 4.0), ("c", "decode", 6.0)):
             metrics = {"batch_size": batch, "not_shown": 1.0}
             stats = replace(report(server), phase=phase, running_requests=5, engine_metrics=metrics)
-            collector._answer(stats)
+            outlook_after(collector, stats)
         sample = progress.take_sample()
     assert (sample.rows_done, sample.running_requests, sample.kv_usage) == (21, 15, 0.75)
     assert sample.phases == "2 decode, 1 prefill"
@@ -87,7 +87,7 @@ def test_samples_of_many_engines_take_little_memory_however_many_there_are() -> 
         tracemalloc.start()
         for second in range(4_500):  # more than are kept
             for number in range(engines):
-                collector._answer(report(f"server {number}", at_s=float(second)))
+                outlook_after(collector, report(f"server {number}", at_s=float(second)))
             progress.take_sample()
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -24,7 +24,7 @@ from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.report.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.report.tracking import Tracker
 from tests.fakes.collector import FakeCollector
-from tests.fakes.server_reports import server_report
+from tests.fakes.server_reports import outlook_after, server_report
 
 
 def report(
@@ -107,11 +107,11 @@ def test_a_file_of_reports_that_cannot_be_written_ends_no_run(
 def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() -> None:
     collector = Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job")
     with collector:
-        collector._answer(report("a", job=JobStats(rows_received=300)))
+        outlook_after(collector, report("a", job=JobStats(rows_received=300)))
         assert collector.outlook() is None
         collector.expect(900)
         collector.expect(100)
-        outlook = collector._answer(report("b", at_s=1.0, job=JobStats(rows_received=200)))
+        outlook = outlook_after(collector, report("b", at_s=1.0, job=JobStats(rows_received=200)))
     assert outlook is not None
     assert (outlook.job_id, outlook.rows_left, outlook.engines) == ("job", 500, 2)
 
@@ -121,7 +121,7 @@ def test_only_engines_under_stock_vllm_tell_whether_prompts_say_how_long_answers
         for server, chosen, correlation in (("a", "vllm", 0.5), ("b", "vllm", 0.3), ("c", "pipemax", -0.9)):
             stats = replace(report(server), policy={"chosen": chosen})
             assert collector.length_correlation() in (None, 0.5, 0.4)
-            collector._answer(replace(stats, engine_metrics={"length_correlation": correlation}))
+            outlook_after(collector, replace(stats, engine_metrics={"length_correlation": correlation}))
         assert collector.length_correlation() == pytest.approx(0.4)
 
 
@@ -139,7 +139,7 @@ def test_many_servers_and_many_tasks_are_asked_for_fewer_reports() -> None:
 
 def _report_after_s(collector: Collector, reports: list[ServerStats]) -> float:
     """Return what the sender of the last of these reports is asked for."""
-    outlooks = [collector._answer(stats) for stats in reports]
+    outlooks = [outlook_after(collector, stats) for stats in reports]
     assert outlooks[-1] is not None
     return outlooks[-1].report_after_s
 
@@ -147,10 +147,10 @@ def _report_after_s(collector: Collector, reports: list[ServerStats]) -> float:
 def test_the_roomiest_engine_says_how_many_rows_keep_engines_fed() -> None:
     collector = Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job")
     with collector:
-        collector._answer(report("loads"))
+        outlook_after(collector, report("loads"))
         assert collector.engine_rows() is None
-        collector._answer(replace(report("a"), window_rows=300))
-        collector._answer(replace(report("b"), window_rows=200))
+        outlook_after(collector, replace(report("a"), window_rows=300))
+        outlook_after(collector, replace(report("b"), window_rows=200))
     assert collector.engine_rows() == 300
 
 
@@ -251,7 +251,7 @@ def test_policy_and_layout_are_told_of_the_job_s_own_engine_and_not_of_the_one_b
         for starts, rows_done, reason in seen:
             stats = report(starts=starts, at_s=float(rows_done), job=JobStats(rows_done=rows_done))
             policy = {"chosen": "vllm", "reason": reason, "layout": f"{reason}, too"}
-            collector._answer(replace(stats, policy=policy))
+            outlook_after(collector, replace(stats, policy=policy))
             notes.look()
     assert printed.getvalue().split() == ["Policy", "vllm:", "ours", "Layout", "ours,", "too"]
     assert [choice["reason"] for choice in notes.choices] == ["ours"]
