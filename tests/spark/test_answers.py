@@ -19,6 +19,7 @@ def annotations(jobs: Jobs) -> dict[int, dict[str, Any]]:
     return {row["id"]: row["annotation"] for row in jobs.rows()}
 
 
+@pytest.mark.long  # three jobs; SQL asks for a choice, below
 def test_a_choice_job_has_one_label_and_each_label_s_probability_per_row(jobs: Any) -> None:
     run = jobs()
     run.write_input([(i, f"row {i}", LABELS[i % 3]) for i in range(40)], "id long, text string, label string")

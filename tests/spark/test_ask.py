@@ -28,6 +28,7 @@ ASK = {
 }
 
 
+@pytest.mark.long  # four jobs; tests/unit/spark/test_questions shows the columns
 def test_each_question_has_a_column_and_a_failed_one_can_be_retried(jobs: MakeJobs) -> None:
     run = jobs()
     marks = {7: "[[error]]", 8: None}

@@ -22,6 +22,7 @@ EMBED = {
 }
 
 
+@pytest.mark.long  # three jobs; tests/unit/spark/test_pooling shows the columns
 def test_a_job_embeds_each_row_once_and_goes_on_where_it_stopped(jobs: Any) -> None:
     run = jobs()
     # Rows 0 and 50 are equal, the last two are bad.

@@ -51,6 +51,7 @@ def test_tasks_of_a_job_get_small_batches_and_the_user_s_setting_comes_back(
     assert user_spark.conf.get(BATCH_ROWS, None) == before
 
 
+@pytest.mark.long  # two jobs
 def test_a_job_runs_under_these_settings_also_when_it_fails(
     user_spark: Any, jobs: Callable[[], Jobs]
 ) -> None:

@@ -12,6 +12,7 @@ from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 
 
+@pytest.mark.long  # a store of MLflow's
 def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Callable[[], Jobs]) -> None:
     from mlflow import MlflowClient
 
