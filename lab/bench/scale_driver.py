@@ -31,7 +31,9 @@ from pipemax_spark.executor.task_reports import TASK_ENDED_STATE
 from pipemax_spark.report.charts import picture_of
 from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_log import EngineLog
-from pipemax_spark.report.progress import SHOWN_METRICS, Progress
+from pipemax_spark.report.progress import Progress
+from pipemax_spark.report.progress_line import ProgressLine
+from pipemax_spark.report.samples import SHOWN_METRICS
 from pipemax_spark.request.error_limits import ErrorLimits
 
 JOB_ID = "job"
@@ -166,14 +168,10 @@ def _collector(log: EngineLog) -> Collector:
 
 
 def _progress(collector: Collector) -> Progress:
-    return Progress(
-        collector,
-        rows_total=10**9,
-        limits=ErrorLimits(max_rate=1.0),
-        stop_job=lambda reason: None,
-        show=lambda line: None,
-        show_period_s=1.0,
-    )
+    line = ProgressLine(show=lambda text: None, period_s=1.0)
+    progress = Progress(collector, line, limits=ErrorLimits(max_rate=1.0), stop_job=lambda reason: None)
+    progress.expect(10**9)
+    return progress
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import IfRunning, OtherRunError, TooManyErrorsError
@@ -17,24 +18,23 @@ from pipemax_spark.job.dry_run import print_dry_run
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.end_record import EndRecord
 from pipemax_spark.job.fit import check_rows_fit
+from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.kept_values import check_values_kept
-from pipemax_spark.job.output import is_annotated, make_output
-from pipemax_spark.job.preparing import Preparing, remaining_of, tell_changed
-from pipemax_spark.job.record import RunRecord
+from pipemax_spark.job.output import make_output
+from pipemax_spark.job.preparing import Prepared, Preparing, say_changed
+from pipemax_spark.job.record import compact, conclude, nothing_delivered, nothing_to_do
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import JobOptions
-from pipemax_spark.report.findings import totals_of_run
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.columns import prompt_text
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.rows.incremental import Batch, MicroBatches, reading, stream_purpose
-from pipemax_spark.rows.left import check_ids
+from pipemax_spark.rows.id_columns import check_ids
+from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
 from pipemax_spark.rows.prefix import PrefixShare, sample_by_beginning, shared_prefixes
-from pipemax_spark.rows.remaining import rows_where
+from pipemax_spark.rows.remaining import Remaining, rows_where
 from pipemax_spark.rows.workdir import WorkDirectory, work_base
-from pipemax_spark.rows.written_rows import WrittenRows
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
@@ -58,279 +58,205 @@ class AnnotationJob:
         table: OutputTable | None = None,
     ) -> None:
         """Prepare a run. ``table`` is the output, for a caller that already has it."""
-        self._spark = spark
-        self._options = options
-        self._terminal = terminal
         self.run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
-        self._files = HadoopFiles(spark)
-        output = self._files.qualified(options.output) if is_path(options.output) else options.output
-        self._table = table or open_table(spark, output)
+        output = HadoopFiles(spark).qualified(options.output) if is_path(options.output) else options.output
+        table = table or open_table(spark, output)
+        self._call = JobCall(spark=spark, options=options, terminal=terminal, table=table, run_id=self.run_id)
         self._prefixes: PrefixShare | None = None
-        self._end = EndRecord(spark, options, table=self._table)
+        self._end = EndRecord(self._call)
 
     def run(self) -> Summary | None:
         """Run the job and return its summary, or None after a dry run.
 
         Raise ``JobError`` for what the user can fix, and ``JobFailedError`` if the job stopped itself.
         """
-        with job_settings(self._spark):
-            if self._options.dry_run:
-                if self._options.summary is not None:
-                    check_storage(self._options.summary, self._spark, option="summary")
-                self._dry_run(self._checked())
+        spark, options = self._call.spark, self._call.options
+        with job_settings(spark):
+            if options.dry_run:
+                if options.summary is not None:
+                    check_storage(options.summary, spark, option="summary")
+                _dry_run(self._call, self._checked())
                 return None
             try:
                 with self._end:
-                    return self._run()
+                    self._end.summary = self._run()
             except OtherRunError as error:
-                if self._options.if_running is not IfRunning.SKIP:
+                if options.if_running is not IfRunning.SKIP:
                     raise
-                self._terminal.say("Skipped", f"{error.args[0]} (--if-running skip)")
-                return self._end.summary
+                self._call.terminal.say("Skipped", f"{error.args[0]} (--if-running skip)")
+            return self._end.summary
 
     def _checked(self) -> Checked:
-        if "\\n" in (self._options.generation.system or ""):
-            self._terminal.warn(
+        if "\\n" in (self._call.options.generation.system or ""):
+            self._call.terminal.warn(
                 r"the system message has \n as two characters, not as a line break; in bash, write --system $'…\n…'"
             )
-        return check_job(self._spark, self._options, self._table, run_id=self.run_id, terminal=self._terminal)
+        return check_job(self._call)
 
     def _run(self) -> Summary:
-        options = self._options
+        call, options = self._call, self._call.options
         checked = self._checked()
         if not options.incremental:
             self._end.counts.rows_in = checked.rows_in
-        if checked.source.is_blank and not self._table.exists():
-            self._end.summary = self._record(checked).nothing_delivered()
-            return self._end.summary
-        is_empty = make_output(self._table, checked, options.generation, self.run_id)
-        record = self._record(checked)
-        base = work_base(options.work_dir, self._table.location())
-        check_storage(base, self._spark, option="work-dir")
-        table_id = self._table.table_id()
+        if checked.source.is_blank and not call.table.exists():
+            return nothing_delivered(call)
+        is_empty = make_output(call, checked)
+        base = work_base(options.work_dir, call.table.location())
+        check_storage(base, call.spark, option="work-dir")
         with WorkDirectory(
-            self._files,
+            HadoopFiles(call.spark),
             base,
-            table_id=table_id,
+            table_id=call.table.table_id(),
             run_id=self.run_id,
-            say=self._terminal.warn,
+            say=call.terminal.warn,
             takes_over=options.if_running is IfRunning.TAKE_OVER,
         ) as work:
-            with ExitStack() as stack, self._batches(checked, work) as batches:
-                run = self._do_batches(checked, work, batches, stack, is_empty=is_empty)
-                if run is not None:
-                    engines, prefix_hit_rate = run.engines, run.prefix_cache_hit_rate
+            job = Job.of(call, checked, work)
+            run = self._annotate(job, is_empty=is_empty)
             counts = self._end.counts
-            if run is not None:
-                if options.compact:
-                    record.compact()
-                totals = totals_of_run(self._table, self.run_id)
-                reason = record.too_many_errors(totals, counts.recovered_runs)
-                summary = record.summarise(
-                    counts, run.seconds, engines, totals, has_failed=reason is not None
-                )
-                summary = replace(summary, policies=run.policies, prefix_cache_hit_rate=prefix_hit_rate)
-                advice = None if self._prefixes is None else self._prefixes.advice
-                status = "FAILED" if reason else "FINISHED"
-                summary = record.conclude(summary, run, totals, advice=advice, status=status)
+            if run is None:
+                summary, reason = nothing_to_do(job, counts)
             else:
-                reason = record.too_many_errors(None, counts.recovered_runs)
-                summary = record.nothing_to_do(counts, has_failed=reason is not None)
+                if options.compact:
+                    compact(job)
+                advice = None if self._prefixes is None else self._prefixes.advice
+                summary, reason = conclude(job, run, counts, advice=advice)
             self._end.summary = summary
             if options.batch_output is not None:
-                self._write_batch_output(options.batch_output, checked, rows_left=counts.left_out)
+                _write_batch_output(job, options.batch_output, rows_left=counts.left_out)
             if reason is not None:
                 raise TooManyErrorsError(reason)
             return summary
 
-    def _write_batch_output(self, path: str, checked: Checked, *, rows_left: int) -> None:
-        """Write the input's rows as OpenAI's output files once all of them are done."""
-        if rows_left:
-            self._terminal.say("Answers", f"{rows_left:,} rows are left, so {path} is not written yet")
-            return
-        rows = remaining_of(self._table, self._options, checked).held()
-        asked = checked.source.rows.select(BATCH_ID)
-        num_good, num_bad = write_answers(
-            rows.join(asked, on=BATCH_ID, how="left_semi"), path, model=checked.reply.model
-        )
-        errors = f", {num_bad:,} errors in {errors_path(path)}" if num_bad else ""
-        self._terminal.say("Answers", f"{num_good:,} in {path}{errors}")
-
-    def _dry_run(self, checked: Checked) -> None:
-        remaining = remaining_of(self._table, self._options, checked)
-        done = remaining.done() if is_annotated(self._table) else None
-        left = remaining.left(Batch(rows=checked.source.rows), done)
-        if self._table.exists():
-            check_rows_fit(self._table, left.select(*map(quoted, checked.schema.names)))
-        if done is not None:
-            tell_changed(self._terminal, remaining, left)
-        print_dry_run(
-            self._terminal,
-            rows_in=checked.rows_in,
-            rows_left=left.count(),
-            limit=self._options.limit,
-            reply=checked.reply,
-            questions=len(self._options.ask),
-            output=self._table.name,
-            shows_prompt=not self._options.no_sample,
-            has_images=self._options.source.has_images(checked.source.rows.schema),
-        )
-
-    # The output, and the rows that are left.
-
-    def _batches(self, checked: Checked, work: WorkDirectory) -> AbstractContextManager[Iterable[Batch]]:
-        options = self._options
-        if not options.incremental:
-            return nullcontext([Batch(rows=checked.source.rows)])
-        return MicroBatches(
-            self._spark,
-            checked.source,
-            positions=options.checkpoint or work.checkpoints_path,
-            purpose=stream_purpose(checked.spec.hash, options.where),
-            stream_directory=f"{work.path}/stream",
-            options=options.input_option,
-            skip_changes=options.skip_changes,
-            rescan=options.rescan,
-            say=self._terminal.warn,
-        )
-
-    def _do_batches(
-        self,
-        checked: Checked,
-        work: WorkDirectory,
-        batches: Iterable[Batch],
-        stack: ExitStack,
-        *,
-        is_empty: bool,
-    ) -> Run | None:
-        """Annotate and count all batches; return the run, or None if there were no rows to annotate.
-
-        The run is entered into ``stack`` when the first rows to do are found.
-        """
+    def _annotate(self, job: Job, *, is_empty: bool) -> Run | None:
+        """Annotate and count all batches; return the run, or None if there were no rows to annotate."""
         counts, run, new_rows = self._end.counts, None, 0
         counts.rows_in = 0
-        preparing = Preparing(
-            self._spark,
-            self._options,
-            self._terminal,
-            table=self._table,
-            run_id=self.run_id,
-            checked=checked,
-            work=work,
-            engines=stack.enter_context(EarlyStart(self._spark, checked.plan.options)),
-            is_empty=is_empty,
-        )
-        for number, batch in enumerate(batches):
-            if self._options.incremental:
-                batch = self._chosen(batch)
-            if batch.compares_all:
-                batch = self._not_held(checked, batch)
-            with reading(checked.source.name, batch):
-                rows = self._rows_of(checked, batch)
-            new_rows += rows
-            held = checked.rows_in - rows if batch.counts_all else 0
-            counts.rows_in += rows + held
-            counts.skipped += held
-            prepared = preparing.prepare(number, batch, rows, held=held)
-            if prepared is None:
-                counts.skipped += rows
-                continue
-            sliced = prepared.rows
-            counts.skipped += rows - prepared.num_left
-            counts.left_out += prepared.num_left - sliced.rows
-            counts.to_do = (counts.to_do or 0) + sliced.rows
-            if not self._options.group_by_prefix and self._prefixes is None:
-                self._prefixes = self._shared_prefixes(batch, rows)
-            if run is None:
-                run = stack.enter_context(self._begun(checked, work, prepared.reusable))
-                self._end.run = run
-            origin = "" if batch.stream is None else f" of {batch.stream}"
-            preparing.next_chunk = run.do(
-                sliced, prepared.claim, prepared.outcomes, first_chunk=preparing.next_chunk, origin=origin
-            )
-            counts.done += sliced.rows
-            work.delete_rows(number)
-        work.drop_left_runs()
-        counts.recovered_runs = preparing.recovered_runs
-        if new_rows == 0 and self._options.incremental:
-            self._check_appended(0)
+        with ExitStack() as stack, _batches(job) as batches:
+            engines = stack.enter_context(EarlyStart(job.spark, job.checked.plan.options))
+            preparing = Preparing(job, engines, is_empty=is_empty)
+            for number, batch in enumerate(map(partial(_chosen, job), batches)):
+                with reading(job.checked.source.name, batch):
+                    rows = _rows_of(job, batch)
+                new_rows += rows
+                prepared = self._prepared(job, preparing, batch, rows)
+                if prepared is None:
+                    continue
+                if run is None:  # these are the first rows to do
+                    run = self._end.run = stack.enter_context(begun_run(job, prepared))
+                preparing.next_chunk = run.do(prepared)
+                counts.done += prepared.rows.rows
+                job.work.delete_rows(number)
+            job.work.drop_left_runs()
+            counts.recovered_runs = preparing.recovered_runs
+            if new_rows == 0 and job.options.incremental:
+                _check_appended(job, 0)
         return run
 
-    def _record(self, checked: Checked) -> RunRecord:
-        return RunRecord(
-            spark=self._spark,
-            options=self._options,
-            terminal=self._terminal,
-            table=self._table,
-            run_id=self.run_id,
-            checked=checked,
-        )
+    def _prepared(self, job: Job, preparing: Preparing, batch: Batch, rows: int) -> Prepared | None:
+        """Prepare and count a batch of ``rows`` rows; return None if none of them is left."""
+        counts = self._end.counts
+        held = job.checked.rows_in - rows if batch.counts_all else 0
+        counts.rows_in += rows + held
+        counts.skipped += held
+        prepared = preparing.prepare(batch, rows, held=held)
+        if prepared is None:
+            counts.skipped += rows
+            return None
+        to_do = prepared.rows.rows
+        counts.skipped += rows - prepared.num_left
+        counts.left_out += prepared.num_left - to_do
+        counts.to_do = (counts.to_do or 0) + to_do
+        if not job.options.group_by_prefix and self._prefixes is None:
+            requests = job.options.request_columns.add(batch.rows)
+            prompts = sample_by_beginning(requests, prompt_text(requests), rows_in=rows)
+            self._prefixes = shared_prefixes(prompts)
+        return prepared
 
-    def _begun(
-        self, checked: Checked, work: WorkDirectory, rows: WrittenRows | None
-    ) -> AbstractContextManager[Run]:
-        record = self._record(checked)
-        return begun_run(
-            self._spark,
-            self._options,
-            self._terminal,
-            table=self._table,
-            plan=checked.plan,
-            work=work,
-            params=record.params(),
-            read=record.read_table(),
-            description=record.description(),
-            manifest=record.manifest(rows),
-            expected_rows=checked.reply.expected_rows,
-        )
 
-    def _shared_prefixes(self, batch: Batch, rows: int) -> PrefixShare:
-        requests = self._options.request_columns.add(batch.rows)
-        return shared_prefixes(sample_by_beginning(requests, prompt_text(requests), rows_in=rows))
+def _dry_run(call: JobCall, checked: Checked) -> None:
+    remaining = Remaining(call.table, call.options, checked)
+    done = remaining.done_if_any()
+    left = remaining.left(Batch(rows=checked.source.rows), done)
+    if call.table.exists():
+        check_rows_fit(call.table, left.select(*map(quoted, checked.schema.names)))
+    if done is not None:
+        say_changed(call, remaining, left)
+    rows_left, limit = left.count(), call.options.limit
+    to_do = rows_left if limit is None else min(rows_left, limit)
+    done_earlier = checked.rows_in - rows_left
+    call.terminal.say("Output", f"{call.table.name}: {done_earlier:,} rows done earlier, {to_do:,} to do")
+    print_dry_run(
+        call.terminal,
+        call.options,
+        checked.reply,
+        rows_in=checked.rows_in,
+        to_do=to_do,
+        has_images=call.options.source.has_images(checked.source.rows.schema),
+    )
 
-    def _rows_of(self, checked: Checked, batch: Batch) -> int:
-        if batch.stream is None and not batch.compares_all:
-            return checked.rows_in
-        if checked.id_columns:
-            # A stream reads rows as they were appended, whatever became of them later.
-            then = "" if batch.stream is None else ", if the input still has any, and give --rescan once"
-            check_ids(batch.rows, checked.id_columns, shows_values=not self._options.no_sample, then=then)
-        check_values_kept(
-            self._table,
-            batch.rows,
-            checked.schema,
-            checked.id_columns,
-            self._options,
-            warn=self._terminal.warn,
+
+def _write_batch_output(job: Job, path: str, *, rows_left: int) -> None:
+    """Write the input's rows as OpenAI's output files once all of them are done."""
+    if rows_left:
+        job.terminal.say("Answers", f"{rows_left:,} rows are left, so {path} is not written yet")
+        return
+    asked = job.checked.source.rows.select(BATCH_ID)
+    rows = job.remaining.held().join(asked, on=BATCH_ID, how="left_semi")
+    num_good, num_bad = write_answers(rows, path, model=job.checked.reply.model)
+    errors = f", {num_bad:,} errors in {errors_path(path)}" if num_bad else ""
+    job.terminal.say("Answers", f"{num_good:,} in {path}{errors}")
+
+
+def _batches(job: Job) -> AbstractContextManager[Iterable[Batch]]:
+    if not job.options.incremental:
+        return nullcontext([Batch(rows=job.checked.source.rows)])
+    return MicroBatches(job.spark, job.options, job.checked, job.work, say=job.terminal.warn)
+
+
+def _chosen(job: Job, batch: Batch) -> Batch:
+    """Return the batch with only the rows that count.
+
+    ``--where`` selects them, both of an appended batch and of the whole input. Where all rows of the input are
+    compared, they are those that the output lacks: an id may be in the input twice.
+    """
+    if job.options.incremental:
+        where = job.options.where
+        whole = None if batch.whole is None else rows_where(batch.whole, where)
+        batch = replace(batch, rows=rows_where(batch.rows, where), whole=whole)
+    if batch.compares_all:
+        done = job.remaining.done_if_any()
+        batch = replace(batch, rows=job.remaining.left(batch, done))
+    return batch
+
+
+def _rows_of(job: Job, batch: Batch) -> int:
+    """Check and count the batch's rows, unless they were checked with the job."""
+    checked, terminal = job.checked, job.terminal
+    if batch.stream is None and not batch.compares_all:
+        return checked.rows_in
+    if checked.id_columns:
+        # A stream reads rows as they were appended, whatever became of them later.
+        then = "" if batch.stream is None else ", if the input still has any, and give --rescan once"
+        check_ids(batch.rows, checked.id_columns, shows_values=not job.options.no_sample, then=then)
+    check_values_kept(job, batch.rows, checked.schema, checked.id_columns)
+    rows: int = batch.rows.count()
+    if batch.stream is None and not batch.counts_all:
+        return rows
+    if rows:
+        _check_appended(job, rows)
+    condition = "" if job.options.where is None else f" where {job.options.where}"
+    if batch.stream is None:
+        terminal.say(
+            "Compared",
+            f"all {checked.rows_in:,} rows{condition} of the input: {rows:,} are not in the output yet",
         )
-        rows: int = batch.rows.count()
-        if batch.stream is None and not batch.counts_all:
-            return rows
-        if rows:
-            self._check_appended(rows)
-        condition = "" if self._options.where is None else f" where {self._options.where}"
-        if batch.stream is None:
-            self._terminal.say(
-                "Compared",
-                f"all {checked.rows_in:,} rows{condition} of the input: {rows:,} are not in the output yet",
-            )
-            return rows
-        self._terminal.say(
+    else:
+        terminal.say(
             "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows{condition} were appended to the input"
         )
-        return rows
+    return rows
 
-    def _check_appended(self, rows: int) -> None:
-        self._options.check_row_count(rows, source=f"what was appended to input {self._options.input!r}")
 
-    def _not_held(self, checked: Checked, batch: Batch) -> Batch:
-        """Return the batch with only the rows that the output lacks: an id may be in the input twice."""
-        remaining = remaining_of(self._table, self._options, checked)
-        done = remaining.done() if is_annotated(self._table) else None
-        return replace(batch, rows=remaining.left(batch, done))
-
-    def _chosen(self, batch: Batch) -> Batch:
-        """Return the batch with only the rows that ``--where`` selects, both of the batch and of the whole input."""
-        where = self._options.where
-        whole = None if batch.whole is None else rows_where(batch.whole, where)
-        return replace(batch, rows=rows_where(batch.rows, where), whole=whole)
+def _check_appended(job: Job, rows: int) -> None:
+    job.options.check_row_count(rows, source=f"what was appended to input {job.options.input!r}")

@@ -6,24 +6,25 @@ names, or that its output has, are put in the place of those that are not there.
 
 from typing import TYPE_CHECKING
 
+from pipemax_spark.job.job import JobCall
 from pipemax_spark.options import JobOptions
 from pipemax_spark.request.prompts import template_names
 from pipemax_spark.rows.annotated import ANNOTATION
 from pipemax_spark.spark.sql import quoted, split_names
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
-from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _MESSAGES, _OVERRIDES = "array<struct<role: string, content: string>>", "struct<max_tokens: int>"
 
 
-def no_rows_for(spark: "SparkSession", options: JobOptions, table: OutputTable) -> "DataFrame":
+def no_rows_for(call: JobCall) -> "DataFrame":
     """Return no rows, with columns that pass the job's checks."""
     from pyspark.sql.types import StructType
 
+    spark, options, table = call.spark, call.options, call.table
     answers = {ANNOTATION, *(question.name for question in options.ask)}
     known = table.read().schema if table.exists() else StructType()
     held = [field for field in known.fields if field.name not in answers]

@@ -10,17 +10,17 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.blank_input import no_rows_for
-from pipemax_spark.job.fit import check_columns_fit, holds_annotations
+from pipemax_spark.job.fit import check_columns_fit
+from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.kept_values import check_types_kept, check_values_kept
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.policy_notes import wants_row_lengths
-from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.images import with_image_settings
 from pipemax_spark.request.prompts import find_field, resolve_column, resolve_names
 from pipemax_spark.request.spec import AnnotationSpec
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.rows.left import check_columns, check_id_type, check_ids
+from pipemax_spark.rows.id_columns import check_columns, check_id_type, check_ids
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.rows.steady_rows import check_steady
@@ -33,14 +33,13 @@ from pipemax_spark.storage.sources import Source, read_source
 from pipemax_spark.storage.spec_properties import spec_texts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 
-def check_job(
-    spark: "SparkSession", options: JobOptions, table: OutputTable, *, run_id: str, terminal: Terminal
-) -> Checked:
-    """Check the whole job. Raise ``JobError`` for a fault. ``table`` is the output, which need not exist."""
+def check_job(call: JobCall) -> Checked:
+    """Check the whole job. Raise ``JobError`` for a fault."""
+    spark, options, terminal = call.spark, call.options, call.terminal
     source = read_source(
         spark,
         options.input,
@@ -54,7 +53,7 @@ def check_job(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
             "out: a run without it also annotates only the rows that are left"
         )
-    source, rows_in = _with_checked_rows(spark, source, options, table, terminal)
+    source, rows_in = _with_checked_rows(call, source)
     schema, id_columns = _check_columns(source, options)
     check_steady(
         source.rows,
@@ -63,24 +62,70 @@ def check_job(
         id_columns=id_columns,
         requests=options.request_columns,
     )
-    table.check_usable(replaces=options.retry_errors or options.redo_changed)
-    if table.exists():
-        _check_output(source, schema, id_columns, options, table, terminal)
+    call.table.check_usable(replaces=options.retry_errors or options.redo_changed)
+    if call.table.exists():
+        _check_output(call, source, schema, id_columns)
     if not options.incremental:  # else each batch is checked
         if id_columns:
             check_ids(source.rows, id_columns, shows_values=not options.no_sample)
-        check_values_kept(table, source.rows, schema, id_columns, options, warn=terminal.warn)
+        check_values_kept(call, source.rows, schema, id_columns)
     rows_in = source.rows.count() if rows_in is None else rows_in
     condition = "" if options.where is None else f" where {options.where}"
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
     if not options.incremental:
         options.check_row_count(rows_in, source=f"input {source.name!r}{condition}")
+    engine_options, reply = _check_engine(call, source, rows_in)
+    spec = AnnotationSpec.of(
+        reply,
+        source=options.source,
+        generation=options.generation,
+        questions=options.ask,
+        time_zone=options.request_columns.time_zone(source.rows),
+    )
+    _check_spec(spec, call.table, allows_new=options.new_spec)
+    plan = TaskPlan(
+        options=engine_options,
+        spec_hash=spec.hash,
+        run_id=call.run_id,
+        output_column=ANNOTATION,
+        questions=options.ask,
+        on_error=options.on_error,
+        quotes_rows=not options.no_sample,
+    )
+    return Checked(
+        source=source,
+        rows_in=rows_in,
+        schema=schema,
+        id_columns=id_columns,
+        reply=reply,
+        spec=spec,
+        plan=plan,
+    )
+
+
+def _check_engine(call: JobCall, source: Source, rows_in: int) -> tuple[EngineOptions, PreflightReply]:
+    """Check the engine's config, its model and the schema on an executor, and return the engine's options.
+
+    They have what the check has found: settings, and the lengths of rows on which the policy depends.
+    """
+    options, spark = call.options, call.spark
     has_images = options.source.has_images(source.rows.schema)
-    engine = with_image_settings(options.engine, has_images=has_images, allow_urls=options.allow_image_urls)
-    samples = options.dry_run or wants_row_lengths(engine)
-    asked = _engine_options(spark, replace(options, engine=engine), run_id)
+    config = with_image_settings(options.engine, has_images=has_images, allow_urls=options.allow_image_urls)
+    is_local = (spark.sparkContext.master or "").startswith("local")
+    asked = engine_options(
+        spark,
+        config,
+        options.generation,
+        questions=options.ask,
+        run_id=call.run_id,
+        engine_python=options.engine_python,
+        # This path means nothing on other nodes, so servers log next to their sockets there.
+        log_dir=str(options.log_dir) if is_local else None,
+        reuses_results=not options.compute_each,
+    )
+    samples = options.dry_run or wants_row_lengths(config)
     request = PreflightRequest(
-        engine=engine,
+        engine=config,
         generation=options.generation,
         questions=asked.questions,
         question_names=tuple(question.name for question in options.ask),
@@ -90,63 +135,32 @@ def check_job(
     )
     reply = run_preflight(spark, request, asked)
     for line in reply.warnings:
-        terminal.warn(line)
-    terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
-    spec = AnnotationSpec.of(
-        reply,
-        source=options.source,
-        generation=options.generation,
-        questions=options.ask,
-        time_zone=options.request_columns.time_zone(source.rows),
-    )
-    _check_spec(spec, table, allows_new=options.new_spec)
-    return Checked(
-        source=source,
-        rows_in=rows_in,
-        schema=schema,
-        id_columns=id_columns,
-        reply=reply,
-        spec=spec,
-        plan=TaskPlan(
-            options=_told_of_rows(asked, reply),
-            spec_hash=spec.hash,
-            run_id=run_id,
-            output_column=ANNOTATION,
-            questions=options.ask,
-            on_error=options.on_error,
-            quotes_rows=not options.no_sample,
-        ),
-    )
+        call.terminal.warn(line)
+    call.terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
+    asked = with_engine_settings(asked, reply)
+    if reply.row_lengths is not None:
+        asked = replace(asked, engine={**asked.engine, "row_lengths": reply.row_lengths})
+    return asked, reply
 
 
-def _with_checked_rows(
-    spark: "SparkSession", source: Source, options: JobOptions, table: OutputTable, terminal: Terminal
-) -> tuple[Source, int | None]:
+def _with_checked_rows(call: JobCall, source: Source) -> tuple[Source, int | None]:
     """Return the source with the rows that ``--where`` selects, and their number, if it is known already.
 
     Raise ``JobError`` for text files with lines that are no rows.
     """
-    rows_in = None
+    options, rows_in = call.options, None
     if source.text is not None:
         rows, rows_in = checked_rows(
             source.text,
             where=options.where,
             bad_lines=options.bad_lines,
-            warn=terminal.warn,
+            warn=call.terminal.warn,
             shows_values=not options.no_sample,
         )
         source = replace(source, rows=rows, is_blank=not rows.columns)
     if source.is_blank:
-        return replace(source, rows=no_rows_for(spark, options, table)), 0
+        return replace(source, rows=no_rows_for(call)), 0
     return replace(source, rows=rows_where(source.rows, options.where)), rows_in
-
-
-def _told_of_rows(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
-    """Add to the engine config what the check has found: settings, and the lengths that the policy depends on."""
-    options = with_engine_settings(options, reply)
-    if reply.row_lengths is None:
-        return options
-    return replace(options, engine={**options.engine, "row_lengths": reply.row_lengths})
 
 
 def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tuple[str, ...]]":
@@ -176,15 +190,9 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
     return schema, id_columns
 
 
-def _check_output(
-    source: Source,
-    schema: "StructType",
-    id_columns: tuple[str, ...],
-    options: JobOptions,
-    table: OutputTable,
-    terminal: Terminal,
-) -> None:
+def _check_output(call: JobCall, source: Source, schema: "StructType", id_columns: tuple[str, ...]) -> None:
     """Check that the table accepts rows with these columns, and that its rows can be matched and replaced."""
+    options, table = call.options, call.table
     known = table.read().schema
     is_annotated = holds_annotations(known)
     lacks_columns = not is_annotated or any(find_field(name, known) is None for name in schema.names)
@@ -194,7 +202,7 @@ def _check_output(
     # An empty table has no rows to match, so it may lack any column.
     ids = () if is_empty else id_columns
     check_columns(table.stored(schema), known, ids, only_appended=options.incremental or is_empty)
-    check_columns_fit(table, schema, id_columns, options, warn=terminal.warn)
+    check_columns_fit(call, schema, id_columns)
     replaces = [name for name in ("retry_errors", "redo_changed") if getattr(options, name)]
     if replaces and table.properties().get("delta.appendOnly", "").lower() == "true":
         raise JobError(
@@ -214,21 +222,6 @@ def _check_requests_kept(kept: "DataFrame", options: JobOptions, table: OutputTa
                 f"--redo-changed compares each row's prompt with the prompt that its row in the output had, but "
                 f"{where} lacks a column for it: {error}"
             ) from error
-
-
-def _engine_options(spark: "SparkSession", options: JobOptions, run_id: str) -> EngineOptions:
-    is_local = (spark.sparkContext.master or "").startswith("local")
-    return engine_options(
-        spark,
-        options.engine,
-        options.generation,
-        questions=options.ask,
-        run_id=run_id,
-        engine_python=options.engine_python,
-        # This path means nothing on other nodes, so servers log next to their sockets there.
-        log_dir=str(options.log_dir) if is_local else None,
-        reuses_results=not options.compute_each,
-    )
 
 
 def _check_spec(spec: AnnotationSpec, table: OutputTable, *, allows_new: bool) -> None:

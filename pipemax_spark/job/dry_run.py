@@ -1,28 +1,24 @@
 """Print a dry run: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
 
 from pipemax.wire import PreflightReply
+from pipemax_spark.options import JobOptions
 from pipemax_spark.report.terminal import Terminal
 
 
 def print_dry_run(
     terminal: Terminal,
+    options: JobOptions,
+    reply: PreflightReply,
     *,
     rows_in: int,
-    rows_left: int,
-    limit: int | None,
-    reply: PreflightReply,
-    questions: int,
-    output: str,
-    shows_prompt: bool = True,
+    to_do: int,
     has_images: bool = False,
 ) -> None:
-    """Print what the job would do if it ran now; the first sampled prompt only if ``shows_prompt``.
+    """Print what the job would read and generate if it ran now, and the first sampled prompt if that may be shown.
 
-    With ``questions``, a row has so many requests. Nobody opens images for it, so their tokens are left out.
+    With questions, a row has so many requests. Nobody opens images for it, so their tokens are left out.
     """
-    to_do = rows_left if limit is None else min(rows_left, limit)
-
-    terminal.say("Output", f"{output}: {rows_in - rows_left:,} rows done earlier, {to_do:,} to do")
+    questions = len(options.ask)
     if counted := reply.prompt_tokens:
         sampled = len(counted) // max(1, questions)
         mean, bad = sum(counted) / sampled, sum(count == 0 for count in counted)
@@ -44,7 +40,7 @@ def print_dry_run(
                 "",
                 f"{bad:,} of these {what} would be errors: no prompt, one that is too long, or one that is invalid",
             )
-        if shows_prompt:
+        if not options.no_sample:
             terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
             terminal.console.print(reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
     terminal.console.print("\nThis was a dry run: nothing was written and no engine was started.")

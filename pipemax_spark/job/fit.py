@@ -6,11 +6,12 @@ columns, and rules on the answers, are left to Delta, which then refuses the com
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.job.job import JobCall
 from pipemax_spark.options import JobOptions
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
@@ -35,18 +36,6 @@ class _Rule:
     """The rule's name in messages."""
 
 
-def holds_annotations(schema: "StructType") -> bool:
-    """Tell whether a table with this schema can hold annotated rows."""
-    from pyspark.sql.types import StructType
-
-    field = find_field(ANNOTATION, schema)
-    return (
-        field is not None
-        and isinstance(field.dataType, StructType)
-        and {"spec_hash", "error"} <= set(field.dataType.names)
-    )
-
-
 def compared_columns(
     input_schema: "StructType", id_columns: Sequence[str], options: JobOptions
 ) -> Sequence[str]:
@@ -54,18 +43,9 @@ def compared_columns(
     return input_schema.names if options.redo_changed or not id_columns else id_columns
 
 
-def check_columns_fit(
-    table: OutputTable,
-    input_schema: "StructType",
-    id_columns: Sequence[str],
-    options: JobOptions,
-    *,
-    warn: Callable[[str], None],
-) -> None:
-    """Raise ``JobError`` if the table cannot accept or match rows of this schema.
-
-    ``warn`` about rules on the answers.
-    """
+def check_columns_fit(call: JobCall, input_schema: "StructType", id_columns: Sequence[str]) -> None:
+    """Raise ``JobError`` if the table cannot accept or match rows of this schema; warn of rules on the answers."""
+    table, options = call.table, call.options
     known, answers = (
         table.read().schema,
         annotated_schema(input_schema, ANNOTATION, options.generation, options.ask),
@@ -87,7 +67,7 @@ def check_columns_fit(
     rows, annotated = (_completed(table.no_rows(schema), table) for schema in (input_schema, answers))
     for rule in rules:
         if _is_broken(rows, rule) is None and _is_broken(annotated, rule) is not None:
-            warn(
+            call.terminal.warn(
                 f"the {rule.name} of {table.name} depends on the answers: a row that breaks it ends the job when its "
                 "chunk is committed"
             )

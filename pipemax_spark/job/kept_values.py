@@ -3,15 +3,13 @@
 A row that the table stores with another value would not be found there again, so each run would annotate it once more.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.fit import compared_columns
-from pipemax_spark.options import JobOptions
+from pipemax_spark.job.job import JobCall
 from pipemax_spark.request.kept_by_json import types_in
 from pipemax_spark.spark.sql import quoted
-from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,21 +31,16 @@ def check_types_kept(schema: "StructType") -> None:
 
 
 def check_values_kept(
-    table: OutputTable,
-    rows: "DataFrame",
-    schema: "StructType",
-    id_columns: "Sequence[str]",
-    options: JobOptions,
-    *,
-    warn: Callable[[str], None],
+    call: JobCall, rows: "DataFrame", schema: "StructType", id_columns: "Sequence[str]"
 ) -> None:
     """Raise ``JobError`` if the table would store a value of these rows as another one.
 
-    ``schema`` has the columns that go to the output. ``warn`` of empty values that become null if no row is matched by
+    ``schema`` has the columns that go to the output. Warn of empty values that become null if no row is matched by
     them. Reads the rows once if the table is partitioned by columns that do not keep all values.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
+    table, options = call.table, call.options
     changes = table.changed_values(schema) if table.exists() else []
     if not changes:
         return
@@ -66,4 +59,4 @@ def check_values_kept(
                 f"{told}, so a rerun could not find these rows; replace the values, exclude the rows with --where, or "
                 "name another output"
             )
-        warn(told)
+        call.terminal.warn(told)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.rows.annotated import ANNOTATION
-from pipemax_spark.rows.left import occurrence
-from pipemax_spark.rows.row_identity import identity
+from pipemax_spark.rows.row_identity import identity, occurrence
 from pipemax_spark.spark.helper_columns import free_name
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.conforming import conformed
@@ -75,7 +74,6 @@ class ReplacingOutcomes:
 
     def __init__(
         self,
-        spark: "SparkSession",
         table: OutputTable,
         *,
         spec_hash: str,
@@ -85,7 +83,6 @@ class ReplacingOutcomes:
     ) -> None:
         """Keep the outcomes' files in ``directory``. Unless ``errors_only``, replace good rows of the same ids too."""
         assert errors_only or id_columns, "only an id says which good row an outcome replaces"
-        self._spark = spark
         self._table = table
         self._spec_hash = spec_hash
         self._id_columns = id_columns

@@ -2,38 +2,33 @@
 
 from typing import TYPE_CHECKING
 
-from pipemax.wire import GenerationSpec
-from pipemax_spark.job.fit import holds_annotations
+from pipemax_spark.job.job import JobCall
 from pipemax_spark.request.prompts import find_field
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.storage.output_table import OutputTable
 from pipemax_spark.storage.spec_properties import spec_property, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def make_output(table: OutputTable, checked: Checked, generation: GenerationSpec, run_id: str) -> bool:
+def make_output(call: JobCall, checked: Checked) -> bool:
     """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
 
     All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
     """
-    schema = annotated_schema(checked.schema, ANNOTATION, generation, checked.plan.questions)
-    is_empty, is_new = not is_annotated(table), not table.exists()
+    table = call.table
+    schema = annotated_schema(checked.schema, ANNOTATION, call.options.generation, call.options.ask)
+    is_new = not table.exists()
+    is_empty = is_new or not holds_annotations(table.read().schema)
     if is_new:
         table.create(schema)
     is_known = not is_new and checked.spec.hash in spec_texts(table.properties())
     if not is_new and not (is_known and _holds(table.read().schema, schema)):
         table.add_columns(schema)
     if not is_known:
-        table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), run_id))
+        table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), call.run_id))
     return is_empty
-
-
-def is_annotated(table: OutputTable) -> bool:
-    """Tell whether the table exists and may hold annotated rows."""
-    return table.exists() and holds_annotations(table.read().schema)
 
 
 def _holds(table_schema: "StructType", needed: "StructType") -> bool:

@@ -13,26 +13,21 @@ from typing import TYPE_CHECKING
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_rows_fit
+from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
 from pipemax_spark.job.recovery import SpoolRecovery
-from pipemax_spark.job.resuming import Resuming
-from pipemax_spark.options import JobOptions
-from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.job.resuming import Resuming, resuming_of
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
-from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
-from pipemax_spark.rows.left import keys_left_by_content, number_of_rows, rows_of_keys
 from pipemax_spark.rows.remaining import Remaining
 from pipemax_spark.rows.slicing import Slices, Slicing
-from pipemax_spark.rows.workdir import LeftRun, WorkDirectory
-from pipemax_spark.rows.written_rows import WrittenRows, which_rows
-from pipemax_spark.spark.sql import quoted
+from pipemax_spark.rows.workdir import LeftRun
+from pipemax_spark.rows.written_rows import WrittenRows
 from pipemax_spark.storage.fence import Claim
-from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _CLEARLY_LEFT = 0.05
 """A share of the input: if more than this is left, the rows are written without a search before the claim."""
@@ -49,7 +44,11 @@ class Prepared:
     """The number of rows that were left, including those beyond ``--limit``."""
     claim: Claim
     outcomes: Outcomes
-    reusable: WrittenRows | None
+    first_chunk: int = 0
+    """The number of the run's next chunk: a number stands for one chunk of a run."""
+    origin: str = ""
+    """Ends the notes of the commits."""
+    reusable: WrittenRows | None = None
     """Facts with which the next run can use the rows that are left of these, if that is possible."""
 
 
@@ -70,94 +69,82 @@ class _Left:
 class Preparing:
     """Prepares the batches of one run, one after the other."""
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        options: JobOptions,
-        terminal: Terminal,
-        *,
-        table: OutputTable,
-        run_id: str,
-        checked: Checked,
-        work: WorkDirectory,
-        engines: EarlyStart,
-        is_empty: bool,
-    ) -> None:
-        """Prepare for ``table``, which holds no annotated rows if ``is_empty``."""
-        self._spark = spark
-        self._options = options
-        self._terminal = terminal
-        self._table = table
-        self._run_id = run_id
-        self._checked = checked
-        self._work = work
+    def __init__(self, job: Job, engines: EarlyStart, *, is_empty: bool) -> None:
+        """Prepare for the job's output, which holds no annotated rows if ``is_empty``."""
+        self._job = job
         self._engines = engines
         self._is_empty = is_empty
         self._claim: Claim | None = None
-        self._slicing = Slicing(spark, options, checked, work)
-        self._remaining = remaining_of(table, options, checked)
+        self._slicing = Slicing(job.spark, job.options, job.checked, job.work)
+        self._remaining = job.remaining
+        self._number = -1
+        """The batch's number, counted from 0."""
         self.recovered_runs: list[str] = []
         """The dead runs of which rows were committed."""
         self.next_chunk = 0
         """The number of the run's next chunk. Rows that are recovered are chunks, too; the caller counts the others."""
 
-    def prepare(self, number: int, batch: Batch, rows: int, *, held: int = 0) -> Prepared | None:
-        """Record the rows left of the run's batch ``number``, which has ``rows`` rows; return None if none are left.
+    def prepare(self, batch: Batch, rows: int, *, held: int = 0) -> Prepared | None:
+        """Record the rows left of the run's next batch, which has ``rows`` rows; return None if none are left.
 
         ``held`` is the number of the input's rows that are not in the batch because the output holds them.
         Raise ``JobFailedError`` if another run takes the output over, or the input has changed meanwhile, and
         ``JobError`` if the output does not take these rows.
         """
+        self._number += 1
         batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
-        which = which_rows(self._spark, self._options, self._checked)
-        resuming = None if which is None else self._resuming(which)
+        rows_hash = self._remaining.rows_hash()
+        resuming = None if rows_hash is None else resuming_of(self._job, rows_hash)
         was_claimed = self._claim is not None
-        found = _Left(expected=rows) if resuming is not None else self._find_left(number, batch, rows)
-        if found is None:
+        left = _Left(expected=rows) if resuming is not None else self._find_left(batch, rows)
+        if left is None:
             return None
         # From here on no earlier run can commit, so the rows that are left no longer change.
         claim = self._claimed()
         outcomes = self._outcomes()
-        slices = None
-        if resuming is not None:
-            slices = resuming.slices_left(number, partial(self._commit_spool, number, claim, outcomes))
+        slices = None if resuming is None else self._resumed(resuming, claim, outcomes)
         if slices is None:
-            if not (found.version is not None and (was_claimed or claim.directly_follows(found.version))):
+            if not (left.version is not None and (was_claimed or claim.directly_follows(left.version))):
                 known = rows if self._is_empty and batch.stream is None else None
-                left = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
-                found = _Left(expected=found.expected, rows=left, known=known)
-            found = self._recover(number, found, claim, outcomes)
-            if found.known is not None and found.known > 0:
+                searched = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
+                left = _Left(expected=left.expected, rows=searched, known=known)
+            left = self._recover(left, claim, outcomes)
+            if left.known is not None and left.known > 0:
                 self._engines.begin()
-            slices = self._slices_anew(number, found)
+            slices = self._new_slices(left)
         sliced = self._sliced(slices)
         if sliced is None:
             return None
         num_left = sliced.rows if slices.num_left is None else slices.num_left
-        self._terminal.say(
+        self._job.terminal.say(
             "Output",
-            f"{self._table.name}: {held + rows - num_left:,} rows done earlier, {sliced.rows:,} to do",
+            f"{self._job.table.name}: {held + rows - num_left:,} rows done earlier, {sliced.rows:,} to do",
         )
         if not self._is_empty:
-            tell_changed(self._terminal, self._remaining, sliced.read_all())
+            say_changed(self._job, self._remaining, sliced.read_all())
         self._is_empty = False
-        reusable = None
-        if which is not None:
-            earlier = slices.earlier_runs
-            reusable = WrittenRows.of(sliced, which=which, epoch=claim.epoch, earlier_runs=earlier)
-        return Prepared(rows=sliced, num_left=num_left, claim=claim, outcomes=outcomes, reusable=reusable)
-
-    def _resuming(self, which: str) -> Resuming | None:
-        return Resuming.of(
-            which,
-            table=self._table,
-            work=self._work,
-            terminal=self._terminal,
-            engines=self._engines,
-            slicing=self._slicing,
+        reusable = (
+            None
+            if rows_hash is None
+            else WrittenRows(
+                rows_hash=rows_hash,
+                epoch=claim.epoch,
+                spans=sliced.spans,
+                slice_rows=sliced.slice_rows,
+                earlier_runs=slices.earlier_runs,
+            )
+        )
+        return Prepared(
+            rows=sliced,
+            num_left=num_left,
+            claim=claim,
+            outcomes=outcomes,
+            first_chunk=self.next_chunk,
+            origin="" if batch.stream is None else f" of {batch.stream}",
+            reusable=reusable,
         )
 
-    def _find_left(self, number: int, batch: Batch, rows: int) -> _Left | None:
+    def _find_left(self, batch: Batch, rows: int) -> _Left | None:
         """Find the rows that are left; return None if there are none.
 
         Start the engines once it is certain that there are.
@@ -165,15 +152,15 @@ class Preparing:
         No claim is needed for this, so a run that finds nothing to do leaves the table as it is. If few rows are left
         or wanted, this step finds and records their keys, and no later step searches for them again.
         """
-        ids, limit = self._checked.id_columns, self._options.limit
+        remaining, limit = self._remaining, self._job.options.limit
         has_spools = bool(self._spools())  # dead runs may have completed all rows that are left
         if not rows:
             return None
         if self._is_empty:
             self._engines.begin()
             return _Left(expected=rows)
-        version = self._table.version()
-        done = self._remaining.done(version)
+        version = self._job.table.version()
+        done = remaining.done(version)
         if batch.stream is None:
             # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if
             # the output holds rows that the input no longer has; if few are left, it is worth knowing how many.
@@ -182,48 +169,46 @@ class Preparing:
                 self._engines.begin()
             if at_least > rows * _CLEARLY_LEFT and limit is None:
                 return _Left(expected=at_least)
-        elif not (batch.is_small and ids):
+        elif not (batch.is_small and self._job.checked.id_columns):
             return _Left(expected=rows)
-        if ids:
-            keys = self._remaining.left(batch, done).select(*map(quoted, ids))
-        else:
-            keys = keys_left_by_content(batch.rows, done)
-        keys = written(self._spark, keys, self._work.rows_path(number, "keys"))
-        known = wanted = number_of_rows(keys, ids)
+        keys = self._written("keys", remaining.keys_left(batch, done))
+        known = wanted = remaining.num_rows(keys)
         if not known:
             return None
         if not has_spools:
             self._engines.begin()
         if limit is not None and not has_spools:
             keys, wanted = keys.limit(limit), min(known, limit)
-        left = rows_of_keys(batch.rows, keys, ids, are_few=wanted <= _SMALL_BATCH_ROWS)
+        left = remaining.rows_of(batch, keys, are_few=wanted <= _SMALL_BATCH_ROWS)
         return _Left(expected=known, rows=left, known=known, version=version)
+
+    def _written(self, kind: str, rows: "DataFrame") -> "DataFrame":
+        return written(self._job.spark, rows, self._job.work.rows_path(self._number, kind))
 
     def _claimed(self) -> Claim:
         if self._claim is None:
-            options = self._options
-            schema = annotated_schema(self._checked.schema, ANNOTATION, options.generation, options.ask)
-            self._claim = Claim.take(self._table, self._run_id, schema=schema)
+            options = self._job.options
+            schema = annotated_schema(self._job.checked.schema, ANNOTATION, options.generation, options.ask)
+            self._claim = Claim.take(self._job.table, self._job.run_id, schema=schema)
             # Between this run's creation of the table and its claim, another run may have filled the table.
             self._is_empty = self._is_empty and self._remaining.held().isEmpty()
         return self._claim
 
     def _outcomes(self) -> Outcomes:
-        options = self._options
+        job, options = self._job, self._job.options
         if self._is_empty or not (options.retry_errors or options.redo_changed):
-            if self._table.takes_one_append_at_a_time:
-                return StagedOutcomes(self._table, self._work.outcomes_path)
-            return AppendedOutcomes(self._table)
+            if job.table.takes_one_append_at_a_time:
+                return StagedOutcomes(job.table, job.work.outcomes_path)
+            return AppendedOutcomes(job.table)
         outcomes = ReplacingOutcomes(
-            self._spark,
-            self._table,
-            spec_hash=self._checked.spec.hash,
-            id_columns=self._checked.id_columns,
-            directory=self._work.outcomes_path,
+            job.table,
+            spec_hash=job.checked.spec.hash,
+            id_columns=job.checked.id_columns,
+            directory=job.work.outcomes_path,
             errors_only=not options.redo_changed,
         )
         if options.retry_errors:
-            self._terminal.say(
+            job.terminal.say(
                 "Retry",
                 f"{outcomes.num_error_rows():,} error rows from earlier runs; each stays until its retry is committed",
             )
@@ -231,63 +216,58 @@ class Preparing:
 
     def _spools(self) -> list[LeftRun]:
         """Return the dead runs that left completions under this spec."""
-        runs = self._work.left_runs
-        return [run for run in runs if run.has_spool and run.spec_hash == self._checked.spec.hash]
+        spec_hash = self._job.checked.spec.hash
+        return [run for run in self._job.work.left_runs if run.has_spool and run.spec_hash == spec_hash]
 
-    def _recover(self, number: int, found: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
+    def _resumed(self, resuming: Resuming, claim: Claim, outcomes: Outcomes) -> Slices | None:
+        commit_spool = partial(self._commit_spool, claim, outcomes)
+        return resuming.slices_left(self._number, self._slicing, self._engines, commit_spool)
+
+    def _recover(self, left: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
         """Commit the rows that dead runs had completed under this spec, and return the rows that are left after that.
 
         A stream's first batch with rows left is the one that the dead runs had not finished.
         """
-        assert found.rows is not None, "what is left is known once the output is claimed"
+        assert left.rows is not None, "what is left is known once the output is claimed"
         spools = self._spools()
         if spools:
             # Each spool is compared with the rows that are left, and so are the rows to annotate after it.
-            left = written(self._spark, found.rows, self._work.rows_path(number, "left"))
-            known = int(left.count())
+            rows = self._written("left", left.rows)
+            known = int(rows.count())
             if not known:  # a batch that a dead run had committed: the spool is of a later one
-                return _Left(expected=0, rows=left, known=0)
+                return _Left(expected=0, rows=rows, known=0)
             for run in spools:
-                num_rows, left = self._commit_spool(number, claim, outcomes, run, left)
+                num_rows, rows = self._commit_spool(claim, outcomes, run, rows)
                 known -= num_rows
-            found = _Left(expected=known, rows=left, known=known)
-        self._work.drop_left_runs()
-        return found
+            left = _Left(expected=known, rows=rows, known=known)
+        self._job.work.drop_left_runs()
+        return left
 
     def _commit_spool(
-        self, number: int, claim: Claim, outcomes: Outcomes, run: LeftRun, left: "DataFrame"
+        self, claim: Claim, outcomes: Outcomes, run: LeftRun, left: "DataFrame"
     ) -> "tuple[int, DataFrame]":
         """Commit those of the rows that the run's spool has completed; return their number and the others."""
-        recovery = SpoolRecovery(
-            spark=self._spark,
-            request_columns=self._options.request_columns,
-            id_columns=self._checked.id_columns,
-            plan=self._checked.plan,
-            claim=claim,
-            outcomes=outcomes,
-            terminal=self._terminal,
-        )
         chunk = self.next_chunk
         self.next_chunk += 1
-        path = self._work.rows_path(number, f"recovered-{chunk}")
-        num_rows, left = recovery.commit(left, run, chunk=chunk, path=path)
+        path = self._job.work.rows_path(self._number, f"recovered-{chunk}")
+        num_rows, left = SpoolRecovery(self._job, claim, outcomes).commit(left, run, chunk=chunk, path=path)
         self._is_empty = self._is_empty and num_rows == 0
         if num_rows:
             self.recovered_runs.append(run.run_id)
         return num_rows, left
 
-    def _slices_anew(self, number: int, found: _Left) -> Slices:
+    def _new_slices(self, left: _Left) -> Slices:
         """Record the rows that are left, up to ``--limit``."""
-        limit, left, expected, known = self._options.limit, found.rows, found.expected, found.known
-        assert left is not None, "what is left is known once the output is claimed"
+        limit, rows, expected, known = self._job.options.limit, left.rows, left.expected, left.known
+        assert rows is not None, "what is left is known once the output is claimed"
         if known == 0:
             return Slices(spans=())
         if limit is not None:
-            known = left.count() if known is None else known
+            known = rows.count() if known is None else known
             # A limit may take other rows when Spark recomputes it, so it is computed once.
-            left = written(self._spark, left.limit(limit), self._work.rows_path(number, "limited"))
+            rows = self._written("limited", rows.limit(limit))
             expected = min(known, limit)
-        span = self._slicing.write(number, left, expected)
+        span = self._slicing.write(self._number, rows, expected)
         return Slices(spans=(span,), rows=None if known is None else expected, num_left=known)
 
     def _sliced(self, slices: Slices) -> SlicedRows | None:
@@ -301,23 +281,19 @@ class Preparing:
         if slices.rows is not None and rows.rows != slices.rows:
             raise JobFailedError(
                 f"{slices.rows:,} rows were to be recorded and {rows.rows:,} were: the input "
-                f"{self._checked.source.name!r} has changed since the job began, or files of the work directory were "
-                "lost. Nothing was annotated"
+                f"{self._job.checked.source.name!r} has changed since the job began, or files of the work directory "
+                "were lost. Nothing was annotated"
             )
-        check_rows_fit(self._table, self._options.request_columns.for_output(rows.read_all()))
+        columns = self._job.options.request_columns
+        check_rows_fit(self._job.table, columns.for_output(rows.read_all()))
         return rows if rows.rows else None
 
 
-def remaining_of(table: OutputTable, options: JobOptions, checked: Checked) -> Remaining:
-    """Return the object that finds the rows left of a job's batches."""
-    return Remaining(table=table, options=options, spec_hash=checked.spec.hash, id_columns=checked.id_columns)
-
-
-def tell_changed(terminal: Terminal, remaining: Remaining, rows: "DataFrame") -> None:
+def say_changed(call: JobCall, remaining: Remaining, rows: "DataFrame") -> None:
     """With ``--redo-changed``, print how many of the rows left have changed since they were annotated."""
-    if remaining.options.redo_changed:
+    if call.options.redo_changed:
         num_rows = remaining.num_changed(rows)
-        terminal.say(
+        call.terminal.say(
             "Redo",
             f"{num_rows:,} rows have changed since they were annotated; each old row stays until its new one is "
             "committed",

@@ -11,11 +11,11 @@ from pipemax_spark.errors import CommitRefusedError, TakenOverError
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.executor.task import Annotator, QuestionAnnotator, TaskPlan
+from pipemax_spark.job.job import Job
 from pipemax_spark.job.outcomes import Outcomes, written
-from pipemax_spark.report.terminal import Terminal
-from pipemax_spark.request.columns import RequestColumns, without_request_columns
+from pipemax_spark.request.columns import without_request_columns
 from pipemax_spark.rows.annotated import annotated_schema
-from pipemax_spark.rows.left import occurrence, rows_left
+from pipemax_spark.rows.row_identity import occurrence
 from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.spark.helper_columns import map_rows, name_in
 from pipemax_spark.spark.sql import quoted
@@ -28,36 +28,32 @@ if TYPE_CHECKING:
 _COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SpoolRecovery:
     """Commits what dead runs had completed, for one run that has claimed the output."""
 
-    spark: "SparkSession"
-    request_columns: RequestColumns
-    id_columns: tuple[str, ...]
-    plan: TaskPlan
+    job: Job
     claim: Claim
     outcomes: Outcomes
-    terminal: Terminal
 
     def commit(self, left: "DataFrame", run: LeftRun, *, chunk: int, path: str) -> "tuple[int, DataFrame]":
         """Commit those of the rows ``left`` that the run's spool has completed; return their number and the others.
 
         ``chunk`` is an unused chunk number, ``path`` a directory for the rows in transit.
         """
-        columns = self.request_columns
+        job, plan, columns = self.job, self.job.checked.plan, self.job.options.request_columns
         keyed = columns.for_output(without_request_columns(columns.add_with_keys(left)))
-        rows = spooled_rows(self.spark, keyed, run, questions=len(self.plan.questions))
-        spooled = written(self.spark, rows, path)
+        rows = spooled_rows(job.spark, keyed, run, questions=len(plan.questions))
+        spooled = written(job.spark, rows, path)
         transaction = self.claim.recovery(chunk, dead_run_id=run.run_id)
         try:
-            rows_kept = self.outcomes.commit(annotated_rows(spooled, run, plan=self.plan), transaction)
+            rows_kept = self.outcomes.commit(annotated_rows(spooled, run, plan=plan), transaction)
         except CommitRefusedError as error:
             raise TakenOverError(self.claim.taken_over()) from error
         num_rows: int = spooled.count()
         self.claim.landed(transaction, expected_rows=num_rows + rows_kept)
-        self.terminal.say("", f"{num_rows:,} rows that run {run.run_id} had completed were committed now")
-        return num_rows, rows_left(left, without_completions(spooled), self.id_columns)
+        job.terminal.say("", f"{num_rows:,} rows that run {run.run_id} had completed were committed now")
+        return num_rows, job.remaining.without(left, without_completions(spooled))
 
 
 def spooled_rows(
@@ -72,16 +68,17 @@ def spooled_rows(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    key, place, found = (name_in(helper, left.columns) for helper in (KEY_COLUMN, _OCCURRENCE, _COMPLETION))
+    names = (name_in(helper, left.columns) for helper in (KEY_COLUMN, _OCCURRENCE, _COMPLETION))
+    key, place, answer = names
     known = _completions(spark, run.spool_path)
     completion = F.struct(*(F.col(quoted(name)) for name in COMPLETION_SCHEMA.names)).alias(_COMPLETION)
     known = known.select(F.col(KEY).alias(KEY_COLUMN), occurrence(KEY).alias(_OCCURRENCE), completion)
     if questions:
         known = _whole_rows(known, questions)
-    known = known.toDF(key, place, found)
+    known = known.toDF(key, place, answer)
     pairs = left.withColumn(place, occurrence(key)).join(known, [key, place])
     columns = [pairs[quoted(name)] for name in left.columns if name != key]
-    return pairs.select(*columns, found)
+    return pairs.select(*columns, answer)
 
 
 def without_completions(spooled: "DataFrame") -> "DataFrame":
@@ -92,8 +89,8 @@ def without_completions(spooled: "DataFrame") -> "DataFrame":
 def annotated_rows(spooled: "DataFrame", run: LeftRun, *, plan: TaskPlan) -> "DataFrame":
     """Return the rows of ``spooled_rows`` with their annotations, which name the run that computed them."""
     task = RecallTask(replace(plan, run_id=run.run_id))
-    own = without_completions(spooled).schema
-    schema = annotated_schema(own, plan.output_column, plan.options.generation, plan.questions)
+    schema = without_completions(spooled).schema
+    schema = annotated_schema(schema, plan.output_column, plan.options.generation, plan.questions)
     return map_rows(spooled, task, schema)
 
 
@@ -106,15 +103,15 @@ class RecallTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         annotator = Annotator(self.plan)
         for batch in batches:
-            found = batch.column(_COMPLETION)
+            completions = batch.column(_COMPLETION)
             count = len(self.plan.questions)
             if count:
                 places = [range(question, count * batch.num_rows, count) for question in range(count)]
-                flat = found.flatten()
-                answers = [_completion_batch(flat.take(pa.array(own, pa.int64()))) for own in places]
+                flat = completions.flatten()
+                answers = [_completion_batch(flat.take(pa.array(numbers, pa.int64()))) for numbers in places]
                 columns = QuestionAnnotator(self.plan).columns(answers)
             else:
-                columns = {self.plan.output_column: annotator.annotations(_completion_batch(found))}
+                columns = {self.plan.output_column: annotator.annotations(_completion_batch(completions))}
             rows = batch.drop_columns([_COMPLETION])
             yield pa.RecordBatch.from_arrays(
                 [*rows.columns, *columns.values()], names=[*rows.schema.names, *columns]

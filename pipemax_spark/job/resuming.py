@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax_spark.job.early_start import EarlyStart
-from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.job.job import Job
 from pipemax_spark.rows.chunks import pick_slices
 from pipemax_spark.rows.slicing import Slices, Slicing
-from pipemax_spark.rows.workdir import LeftRun, WorkDirectory
+from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.rows.written_rows import Committed, DeadRun
-from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,69 +24,46 @@ if TYPE_CHECKING:
     """Commits those of the rows that a run's spool has completed; returns their number and the other rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Resuming:
     """Takes over from one dead run."""
 
+    job: Job
     dead: DeadRun
-    table: OutputTable
-    work: WorkDirectory
-    terminal: Terminal
-    engines: EarlyStart
-    slicing: Slicing
 
-    @classmethod
-    def of(
-        cls,
-        which: str,
-        *,
-        table: OutputTable,
-        work: WorkDirectory,
-        terminal: Terminal,
-        engines: EarlyStart,
-        slicing: Slicing,
-    ) -> "Resuming | None":
-        """Find the dead run that had recorded ``which`` rows.
-
-        Return None if no such run has rows left that are known for certain; then the rows left must be searched for.
-        """
-        dead = DeadRun.with_rows(which, work.left_runs)
-        committed = None if dead is None else dead.committed(table)
-        if dead is None or committed is None or len(committed.slices) == len(dead.rows.slice_rows):
-            return None
-        return cls(dead=dead, table=table, work=work, terminal=terminal, engines=engines, slicing=slicing)
-
-    def slices_left(self, number: int, commit_spool: "CommitSpool") -> Slices | None:
+    def slices_left(
+        self, number: int, slicing: Slicing, engines: EarlyStart, commit_spool: "CommitSpool"
+    ) -> Slices | None:
         """Commit what the dead run had completed, and return the slices that are left of its rows.
 
         Call it once the output is claimed: from then on the dead run commits no more. ``number`` is that of this run's
         batch. Return None, and commit nothing, if what is left must be looked for after all.
         """
         dead, rows = self.dead, self.dead.rows
-        committed = dead.committed(self.table)
+        committed = dead.committed(self.job.table)
         if committed is None:
             return None
         left = set(range(len(rows.slice_rows))) - committed.slices
-        if not left or not self._are_there(left):
+        if not left or not self._are_there(left, slicing):
             return None
         num_left = sum(rows.slice_rows[place] for place in left)
-        self.terminal.say(
+        self.job.terminal.say(
             "Resume",
             f"{num_left:,} of the rows that run {dead.run.run_id} had prepared are left; this run uses them as they "
             "are",
         )
         in_flight = left & self._in_flight(committed)
         if in_flight != left:
-            self.engines.begin()
+            engines.begin()
         spans = pick_slices(rows.spans, left - in_flight)
         if in_flight:
-            begun = self.slicing.read(pick_slices(rows.spans, in_flight))
+            begun = slicing.read(pick_slices(rows.spans, in_flight))
             num_done, rest = commit_spool(dead.run, begun.read_input())
             num_left -= num_done
             if num_done < begun.rows:
-                self.engines.begin()
-                spans.insert(0, self.slicing.write(number, rest, begun.rows - num_done))
-        self.work.drop_left_spools()
+                engines.begin()
+                spans.insert(0, slicing.write(number, rest, begun.rows - num_done))
+        self.job.work.drop_left_spools()
         earlier_runs = (dead.run.run_id, *rows.earlier_runs)
         return Slices(spans=tuple(spans), rows=num_left, earlier_runs=earlier_runs)
 
@@ -95,21 +71,33 @@ class Resuming:
         """Return the slices of which the dead run may have completed some rows without committing them."""
         if not self.dead.run.has_spool:
             return set()
-        chunks = self.work.noted_chunks(self.dead.run, besides=committed.chunks)
+        chunks = self.job.work.noted_chunks(self.dead.run, besides=committed.chunks)
         return {place for chunk in chunks for place in range(chunk.first_slice, chunk.end_slice)}
 
-    def _are_there(self, slices: Set[int]) -> bool:
+    def _are_there(self, slices: Set[int], slicing: Slicing) -> bool:
         """Tell whether all rows of these slices can still be read."""
         from pyspark.errors import AnalysisException
 
         rows = self.dead.rows
-        found: tuple[int, ...] = ()
+        slice_rows: tuple[int, ...] = ()
         with contextlib.suppress(AnalysisException):  # a whole directory is gone
-            found = self.slicing.read(pick_slices(rows.spans, slices)).slice_rows
-        are_there = list(found) == [rows.slice_rows[place] for place in sorted(slices)]
+            slice_rows = slicing.read(pick_slices(rows.spans, slices)).slice_rows
+        are_there = list(slice_rows) == [rows.slice_rows[place] for place in sorted(slices)]
         if not are_there:
-            self.terminal.warn(
+            self.job.terminal.warn(
                 f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so this run "
                 "determines again which rows are left"
             )
         return are_there
+
+
+def resuming_of(job: Job, rows_hash: str) -> Resuming | None:
+    """Find the dead run that had recorded the rows with this hash.
+
+    Return None if no such run has rows left that are known for certain; then the rows left must be searched for.
+    """
+    dead = DeadRun.with_rows(rows_hash, job.work.left_runs)
+    committed = None if dead is None else dead.committed(job.table)
+    if dead is None or committed is None or len(committed.slices) == len(dead.rows.slice_rows):
+        return None
+    return Resuming(job, dead)

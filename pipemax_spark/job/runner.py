@@ -19,73 +19,78 @@ may wait for a slot, so it runs on a separate thread while the lane goes on.
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
-from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.outcomes import Outcomes
-from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.job.job import Job
+from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.rows.annotated import annotate_requests
-from pipemax_spark.rows.chunks import Chunk, ChunkPlan, RowOrder, SlicedRows, order_of_last_chunk
+from pipemax_spark.rows.chunks import Chunk, ChunkPlan, RowOrder, order_of_last_chunk
 from pipemax_spark.rows.turns import ChunkTasks, may_submit
 from pipemax_spark.rows.workdir import ChunkSpools
 from pipemax_spark.spark.slots import Slots
-from pipemax_spark.storage.fence import LANES, Claim
+from pipemax_spark.storage.fence import LANES
 from pipemax_spark.storage.tables import Transaction
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 
 
+class Surroundings(Protocol):
+    """What a runner asks of the run around it, and tells it, on any thread. None stands for what is not known yet."""
+
+    def slots(self) -> Slots:
+        """Return the task slots; asked at each chunk, because nodes come and go."""
+        ...
+
+    def rows_per_s(self) -> float | None:
+        """Return the rate so far."""
+        ...
+
+    def engine_rows(self) -> int | None:
+        """Return how many rows an engine has room for."""
+        ...
+
+    def length_correlation(self) -> float | None:
+        """Return the correlation of the lengths of prompts and answers."""
+        ...
+
+    def committed(self) -> None:
+        """Note that a chunk is committed."""
+        ...
+
+    def every_second(self) -> None:
+        """Work about once a second, on the thread that runs the chunks."""
+        ...
+
+
 class ChunkRunner:
     """Runs all chunks: ``run`` returns when every chunk is committed, and raises when that is impossible."""
 
     def __init__(
-        self,
-        spark: "SparkSession",
-        *,
-        rows: SlicedRows,
-        chunks: ChunkPlan,
-        request_columns: RequestColumns,
-        plan: TaskPlan,
-        slots: Callable[[], Slots],
-        note_chunk: Callable[[Chunk], None],
-        spool: ChunkSpools | None,
-        claim: Claim,
-        outcomes: Outcomes,
-        origin: str = "",
-        after_commit: Callable[[], None] = lambda: None,
-        expected_rows: int | None = None,
+        self, job: Job, prepared: Prepared, surroundings: Surroundings, spools: ChunkSpools | None
     ) -> None:
         """Prepare to run the chunks.
 
-        ``slots`` is asked at each chunk, because nodes come and go. ``note_chunk`` is called before each chunk,
-        ``after_commit`` after each commit. Without a ``spool``, completions that are not committed are lost with their
-        task. ``origin`` ends the commits' notes. ``expected_rows`` is the number of rows for which an engine should
-        have room, until an engine reports its own.
+        Without ``spools``, completions that are not committed are lost with their task.
         """
-        self._spark = spark
-        self._rows = rows
-        self._chunks = chunks
-        self._request_columns = request_columns
-        self._plan = plan
-        self._slots = slots
-        self._note_chunk = note_chunk
-        self._spool = spool
-        self._claim = claim
-        self._outcomes = outcomes
-        self._origin = origin
-        self._after_commit = after_commit
-        self._expected_rows = expected_rows
-        self._engine_rows: Callable[[], int | None] = lambda: None
-        self._length_correlation: Callable[[], float | None] = lambda: None
+        self._job = job
+        self._rows = prepared.rows
+        self._claim = prepared.claim
+        self._outcomes = prepared.outcomes
+        self._origin = prepared.origin
+        self._surroundings = surroundings
+        self._spools = spools
+        self._request_columns = job.options.request_columns
+        self._chunks = ChunkPlan(
+            slice_rows=prepared.rows.slice_rows,
+            slots=surroundings.slots().total,
+            commit_every_s=job.options.commit_every.total_seconds(),
+            first_number=prepared.first_chunk,
+        )
         self._turn = threading.Lock()  # the lane that holds it takes the next chunk
         self._lock = threading.Lock()
         self._committed_rows = 0
@@ -95,39 +100,31 @@ class ChunkRunner:
         self._failure: JobFailedError | None = None
 
     @property
+    def next_chunk(self) -> int:
+        """The number of the run's first chunk of other rows."""
+        return self._chunks.first_number + len(self._chunks.chunks)
+
+    @property
     def committed_rows(self) -> int:
         """The number of this runner's rows that it has found in the table's history."""
         with self._lock:
             return self._committed_rows
 
-    def cancel(self, reason: str, kind: type[JobFailedError] = JobFailedError) -> None:
-        """Stop the running chunks; ``run`` then raises an error of this kind. Call it from any thread."""
+    def cancel(self, reason: JobFailedError) -> None:
+        """Stop the running chunks; ``run`` then raises this error. Call it from any thread."""
         with self._lock:
-            self._failure = self._failure or kind(reason)
+            self._failure = self._failure or reason
         self._cancel_jobs()
 
-    def run(
-        self,
-        rows_per_s: Callable[[], float | None],
-        engine_rows: Callable[[], int | None],
-        *,
-        every_second: Callable[[], None],
-        length_correlation: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        """Run and commit all chunks.
-
-        ``rows_per_s`` returns the rate so far, ``engine_rows`` how many rows an engine has room for, and
-        ``length_correlation`` that of prompts and answers; each returns None while that is unknown. ``every_second``
-        is called about once a second, on this thread.
-        """
-        self._engine_rows, self._length_correlation = engine_rows, length_correlation
+    def run(self) -> None:
+        """Run and commit all chunks."""
         with (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipemax-commits") as checker,
             ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="pipemax-lane") as pool,
         ):
-            lanes = [pool.submit(self._run_lane, lane, rows_per_s, checker) for lane in range(LANES)]
+            lanes = [pool.submit(self._run_lane, lane, checker) for lane in range(LANES)]
             try:
-                self._wait(lanes, every_second)
+                self._wait(lanes)
             except BaseException as error:
                 # Also on Ctrl-C: otherwise the other lanes' jobs would go on for as long as their chunks take.
                 with self._lock:
@@ -147,7 +144,7 @@ class ChunkRunner:
                 f"({self._committed_rows - self._rows.rows:+,}). Run the job again to annotate the rows that are left"
             )
 
-    def _wait(self, lanes: list[Future[None]], every_second: Callable[[], None]) -> None:
+    def _wait(self, lanes: list[Future[None]]) -> None:
         running: set[Future[None]] = set(lanes)
         while running:
             # With a time limit, so that Ctrl-C reaches this thread.
@@ -157,16 +154,14 @@ class ChunkRunner:
                 self._checks.clear()
             for future in done:
                 future.result()
-            every_second()
+            self._surroundings.every_second()
 
-    def _run_lane(
-        self, lane: int, rows_per_s: Callable[[], float | None], checker: ThreadPoolExecutor
-    ) -> None:
-        context = self._spark.sparkContext
+    def _run_lane(self, lane: int, checker: ThreadPoolExecutor) -> None:
+        context = self._job.spark.sparkContext
         # The tag applies only to this thread, as does the group below.
-        context.addJobTag(self._plan.run_id)
-        while (chunk := self._take_chunk(rows_per_s)) is not None:
-            description = f"pipemax run {self._plan.run_id}, chunk {chunk.number}"
+        context.addJobTag(self._job.run_id)
+        while (chunk := self._take_chunk()) is not None:
+            description = f"pipemax run {self._job.run_id}, chunk {chunk.number}"
             context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
             origin = f"{chunk.slices_note}{self._origin}"
             transaction = self._claim.chunk(chunk.number, lane=lane, origin=origin)
@@ -181,14 +176,14 @@ class ChunkRunner:
         log.info("chunk %d is committed as version %d: %d rows", chunk.number, commit.version, chunk.rows)
         with self._lock:
             self._committed_rows += chunk.rows
-        if self._spool is not None:
-            self._spool.delete(chunk.number)
-        self._after_commit()
+        if self._spools is not None:
+            self._spools.delete(chunk.number)
+        self._surroundings.committed()
 
-    def _take_chunk(self, rows_per_s: Callable[[], float | None]) -> Chunk | None:
+    def _take_chunk(self) -> Chunk | None:
         """Wait for this lane's turn and return the next chunk; None if none is left or the job is being stopped."""
         with self._turn:
-            return self._next(rows_per_s()) if self._wait_for_turn() else None
+            return self._next(self._surroundings.rows_per_s()) if self._wait_for_turn() else None
 
     def _wait_for_turn(self) -> bool:
         """Wait until the next chunk may be submitted; return False if the job is being stopped."""
@@ -199,14 +194,14 @@ class ChunkRunner:
                 ended = set(self._ended_chunks)
             in_flight = [c.number for c in self._chunks.chunks if c.number not in ended]
             # Once a chunk has ended, there is no engine left to wait for.
-            is_room_known = bool(ended) or self._engine_rows() is not None
+            is_room_known = bool(ended) or self._surroundings.engine_rows() is not None
             if may_submit([self._tasks_of(number) for number in in_flight], is_room_known=is_room_known):
                 return True
             time.sleep(_POLL_S)
 
     def _tasks_of(self, number: int) -> ChunkTasks:
         """Return the tasks of the stage that annotates: in a job of two stages, the one after the shuffle."""
-        tracker = self._spark.sparkContext.statusTracker()
+        tracker = self._job.spark.sparkContext.statusTracker()
         for job_id in tracker.getJobIdsForGroup(self._group(number)):
             job = tracker.getJobInfo(job_id)
             if job is None or len(job.stageIds) < 2:
@@ -219,7 +214,7 @@ class ChunkRunner:
         return ChunkTasks()
 
     def _group(self, number: int) -> str:
-        return f"{self._plan.run_id}-chunk-{number}"
+        return f"{self._job.run_id}-chunk-{number}"
 
     def _next(self, rows_per_s: float | None) -> Chunk | None:
         with self._lock:
@@ -229,34 +224,34 @@ class ChunkRunner:
                 # No server's report reaches the collector, so the commits give the rate.
                 rows_per_s = self._committed_rows / (time.monotonic() - self._started_s)
             engine_rows = self._room()
-            slots = self._slots()
+            slots = self._surroundings.slots()
             fed_rows = slots.fed_partition_rows(engine_rows) or 0
             chunk = self._chunks.next(rows_per_s, at_least=slots.total * fed_rows)
         if chunk is not None:
             log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
-            self._note_chunk(chunk)
+            self._job.work.note_chunk(chunk)
         return chunk
 
     def _room(self) -> int | None:
         """Return how many rows an engine has room for, as far as that is known."""
-        return self._engine_rows() or self._expected_rows
+        return self._surroundings.engine_rows() or self._job.checked.reply.expected_rows
 
     def _run_chunk(self, chunk: Chunk, transaction: Transaction) -> int:
         is_last = chunk.end_slice == len(self._rows.slice_rows)
-        slots = self._slots()
+        slots = self._surroundings.slots()
         partitions = slots.partitions_for(chunk.rows, engine_rows=self._room(), is_last=is_last)
         order = self._order_of_last_chunk() if is_last else RowOrder.AS_DEALT
         executors = max(1, slots.total // slots.per_executor)
         rows = self._rows.read(chunk, partitions=partitions, order=order, executors=executors)
-        plan = self._plan
-        if self._spool is not None:
-            plan = replace(plan, spool=self._spool.directory(chunk.number))
+        plan = self._job.checked.plan
+        if self._spools is not None:
+            plan = replace(plan, spool=self._spools.directory(chunk.number))
         requests = self._request_columns.for_output(self._request_columns.add(rows, have_keys=True))
         return self._outcomes.commit(annotate_requests(requests, plan), transaction)
 
     def _order_of_last_chunk(self) -> RowOrder:
         has_own = self._request_columns.has_own_max_tokens(self._rows.schema)
-        correlation = self._length_correlation()
+        correlation = self._surroundings.length_correlation()
         order = order_of_last_chunk(has_own_max_tokens=has_own, length_correlation=correlation)
         log.info(
             "the last chunk's rows go %s; prompts and answers correlate by %s, rows say their own max_tokens: %s",
@@ -267,4 +262,4 @@ class ChunkRunner:
         return order
 
     def _cancel_jobs(self) -> None:
-        self._spark.sparkContext.cancelJobsWithTag(self._plan.run_id)
+        self._job.spark.sparkContext.cancelJobsWithTag(self._job.run_id)

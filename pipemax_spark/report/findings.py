@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipemax_spark.options import JobOptions
 from pipemax_spark.report.summary import Accuracy, Findings
 from pipemax_spark.rows.annotated import ANNOTATION
+from pipemax_spark.rows.checked import Checked
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
@@ -96,29 +98,23 @@ def _totals(rows: "DataFrame") -> CommittedTotals:
 
 
 def find_results(
-    table: OutputTable,
-    totals: CommittedTotals | None,
-    *,
-    spec_hash: str,
-    run_id: str,
-    gold_column: str | None,
-    shown_columns: Sequence[str],
-    questions: Sequence[str] = (),
-    shows_rows: bool = True,
+    table: OutputTable, options: JobOptions, checked: Checked, totals: CommittedTotals | None
 ) -> Findings:
     """Return the errors and a sample of this run, and the accuracy over all rows under the spec.
 
     ``totals`` is None if the run has committed nothing; then there is only the accuracy. Error rows count as wrong.
-    Unless ``shows_rows``, there is no sample, and errors have no example.
+    Where no rows may be shown, there is no sample, and errors have no example.
     """
-    accuracy = None if gold_column is None else _accuracy(table, spec_hash, gold_column)
+    gold = options.gold_column
+    accuracy = None if gold is None else _accuracy(table, checked.spec.hash, gold)
     if totals is None:
         return Findings(accuracy=accuracy)
-    if not shows_rows:
+    if options.no_sample:
         return Findings(
             errors={code: (rows, "") for code, (rows, _) in totals.errors.items()}, accuracy=accuracy
         )
-    sample = _sample(_rows_of_run(table, run_id), shown_columns, gold_column, questions)
+    questions = [question.name for question in options.ask]
+    sample = _sample(_rows_of_run(table, checked.plan.run_id), checked.id_columns, gold, questions)
     return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
 
 

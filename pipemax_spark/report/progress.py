@@ -1,4 +1,4 @@
-"""Track the job's progress: samples of the collector, a line for people, and the limits on errors.
+"""Track the job's progress: take samples of the collector, have the line shown, and check the limits on errors.
 
 This module knows nothing of Spark: it reads the collector and calls back. Samples are what MLflow shows.
 ``engine_tracks`` keeps the data of single engines, for the charts. Both take a bounded amount of memory.
@@ -7,14 +7,14 @@ This module knows nothing of Spark: it reads the collector and calls back. Sampl
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from pipemax.wire import ServerStats
 from pipemax_spark.report.collector import Collector
-from pipemax_spark.report.engine_tracks import EngineTracks, phase_of
+from pipemax_spark.report.engine_tracks import EngineTracks
+from pipemax_spark.report.progress_line import ProgressLine
+from pipemax_spark.report.samples import Sample, engine_means, phases_text
 from pipemax_spark.request.error_limits import ErrorLimits
 
 log = logging.getLogger(__name__)
@@ -22,48 +22,8 @@ log = logging.getLogger(__name__)
 _WINDOW_S = 30.0
 """Time window of the rates."""
 _PERIOD_S = 1.0
-_SILENT_AFTER_S = 60.0
-"""Engine servers report every second from their start on, even while they load."""
 _MAX_SAMPLES = 4_000
 """Beyond this number every other older sample is dropped: hours stay as readable as minutes, and memory stays flat."""
-
-SHOWN_METRICS = (
-    *(
-        "batch_size",
-        "predicted_step_s",
-        "measured_step_s",
-        "host_kv_usage",
-        "budget_bytes",
-        "prefetched_bytes",
-    ),
-    *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
-)
-"""The engines' figures that MLflow shows; the run's Parquet file has all of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The job at one instant."""
-
-    seconds: float
-    """Since the job's first chunk was started."""
-    rows_done: int
-    rows_error: int
-    prompt_tokens: int
-    completion_tokens: int
-    rows_per_s: float
-    """Over the last 30 s, like ``tokens_per_s``."""
-    tokens_per_s: float
-    """Generated tokens."""
-    running_requests: int
-    """In all engines, like ``waiting_requests``."""
-    waiting_requests: int
-    kv_usage: float
-    """KV usage of the engine with the highest."""
-    phases: str
-    """The engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
-    engine_means: Mapping[str, float]
-    """Means of ``SHOWN_METRICS`` over the engines that report them."""
 
 
 class Progress:
@@ -72,24 +32,17 @@ class Progress:
     def __init__(
         self,
         collector: Collector,
+        line: ProgressLine,
         *,
-        rows_total: int,
         limits: ErrorLimits,
         stop_job: Callable[[str], None],
-        show: Callable[[str], None],
-        show_period_s: float,
-        price_per_hour: float | None = None,
-        unit: str = "rows",
     ) -> None:
-        """Prepare to take samples. ``show`` gets the line, ``stop_job`` the reason, once, when a limit is passed."""
+        """Prepare to take samples; ``stop_job`` gets the reason, once, when a limit is passed."""
         self._collector = collector
-        self._rows_total = rows_total
+        self._line = line
         self._limits = limits
         self._stop_job = stop_job
-        self._show = show
-        self._show_period_s = show_period_s
-        self._price_per_hour = price_per_hour
-        self._unit = unit
+        self._rows_total = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pipemax-progress", daemon=True)
         self._started_s = time.monotonic()
@@ -145,11 +98,17 @@ class Progress:
             try:
                 sample = self.take_sample()
                 if sample.seconds >= next_shown_s:
-                    next_shown_s = sample.seconds + self._show_period_s
-                    self._show(self.line(sample))
+                    next_shown_s = sample.seconds + self._line.period_s
+                    self._line.show(self.line(sample))
                 self._check_limits()
             except Exception:  # the rows do not depend on it; without this the line would stop silently
                 log.exception("progress could not be shown")
+
+    def line(self, sample: Sample) -> str:
+        """Return the line of this sample."""
+        with self._lock:
+            rows_total = self._rows_total
+        return self._line.text(sample, rows_total=rows_total, servers=self._collector.servers())
 
     def _check_limits(self) -> None:
         if self._is_stopping_job:
@@ -189,110 +148,6 @@ class Progress:
             running_requests=sum(server.running_requests for server in servers),
             waiting_requests=sum(server.waiting_requests for server in servers),
             kv_usage=max((server.kv_usage for server in servers), default=0.0),
-            phases=_phases(servers),
-            engine_means=_engine_means(servers),
+            phases=phases_text(servers),
+            engine_means=engine_means(servers),
         )
-
-    def line(self, sample: Sample) -> str:
-        """Return rows, rates, phase, errors, time left and cost; or what the engines are loading."""
-        if sample.rows_done == 0:
-            return f"{clock(sample.seconds)}  {self._loading()}"
-        # A retried task's rows are done twice, but the job has no more rows than its total.
-        done = min(sample.rows_done, self._rows_total)
-        left = self._rows_total - done
-        parts = [
-            f"{clock(sample.seconds)}  {done:,} of {self._rows_total:,} {self._unit}",
-            f"{sample.rows_per_s:,.1f} {self._unit}/s",
-            # A pooling task generates none.
-            f"{sample.tokens_per_s:,.0f} tokens/s" if sample.completion_tokens else "",
-            sample.phases,
-            f"{sample.rows_error:,} errors" if sample.rows_error else "",
-            _time_left(left, sample.rows_per_s),
-        ]
-        if self._price_per_hour is not None:
-            parts.append(f"cost {sample.seconds / 3600 * self._price_per_hour:.2f}")
-        return " · ".join(part for part in parts if part)
-
-    def _loading(self) -> str:
-        servers = self._collector.servers()
-        waiting = [
-            f"engine {i} of {len(servers)}: {server.detail or server.state}"
-            for i, server in enumerate(servers, 1)
-            if server.state != "ready"
-        ]
-        if waiting:
-            return "; ".join(waiting)
-        return "engines ready, no row done yet" if servers else "starting tasks and engines"
-
-
-class SilenceWatch:
-    """Warns once if tasks run and no engine's report reaches the driver."""
-
-    def __init__(
-        self,
-        collector: Collector,
-        *,
-        running_tasks: Callable[[], int],
-        warn: Callable[[str], None],
-        now_s: float,
-        silent_after_s: float = _SILENT_AFTER_S,
-    ) -> None:
-        self._collector = collector
-        self._running_tasks = running_tasks
-        self._warn = warn
-        self._silent_after_s = silent_after_s
-        self._since_s = now_s
-        self._is_over = False
-
-    def look(self, now_s: float) -> None:
-        """Check for silence; call this about every second."""
-        if self._is_over:
-            return
-        silent_s = min(self._collector.silent_s(), now_s - self._since_s)
-        if not self._running_tasks():
-            self._since_s = now_s
-        elif silent_s > self._silent_after_s:
-            self._is_over = True
-            address = self._collector.address
-            self._warn(
-                f"tasks are running, but no engine's report has reached the driver at {address.host}:{address.port} "
-                f"for {self._silent_after_s:.0f} s: a firewall probably blocks that port. Give --collector-port a "
-                "port that executors can reach. Until then no progress is shown, and error limits are checked at "
-                "each commit"
-            )
-
-
-def in_rows(sample: Sample, *, requests_per_row: int) -> Sample:
-    """Return a sample of requests as one of rows."""
-    rows_done = sample.rows_done // requests_per_row
-    return replace(
-        sample,
-        rows_done=rows_done,
-        rows_error=sample.rows_error if requests_per_row == 1 else min(sample.rows_error, rows_done),
-        rows_per_s=sample.rows_per_s / requests_per_row,
-    )
-
-
-def _phases(servers: Sequence[ServerStats]) -> str:
-    phases = Counter(phase_of(server) for server in servers)
-    return next(iter(phases)) if len(phases) == 1 else ", ".join(f"{n} {name}" for name, n in phases.items())
-
-
-def _engine_means(servers: Sequence[ServerStats]) -> dict[str, float]:
-    told = {
-        name: [server.engine_metrics[name] for server in servers if name in server.engine_metrics]
-        for name in SHOWN_METRICS
-    }
-    return {name: sum(values) / len(values) for name, values in told.items() if values}
-
-
-def _time_left(rows: int, rows_per_s: float) -> str:
-    if rows == 0:
-        return "committing"
-    return f"{clock(rows / rows_per_s)} left" if rows_per_s > 0 else "time left unknown"
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as ``m:ss`` or ``h:mm:ss``."""
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipemax_spark.report.metric_names import run_metric, total_metric
-from pipemax_spark.report.progress import Sample
+from pipemax_spark.report.samples import Sample
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -123,15 +123,15 @@ class Tracker:
         name: str,
         params: Mapping[str, object],
         *,
-        read: InputTable | None = None,
+        dataset: InputTable | None = None,
         description: str = "",
     ) -> None:
-        """Begin the run. ``read`` becomes its dataset, and ``description`` (Markdown) stands at the top of its page."""
+        """Begin the run. ``description`` (Markdown) stands at the top of its page."""
         if not self._is_off:
             self._set = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
             os.environ.update(self._set)
             self._thread.start()
-            self._work.put(lambda: self._start(name, params, read, description))
+            self._work.put(lambda: self._start(name, params, dataset, description))
 
     def log_samples(self, samples: Sequence[Sample]) -> None:
         """Log the samples that are new since the last call; leave them for the next call while the store is behind."""
@@ -186,7 +186,7 @@ class Tracker:
             self._warn(text)
 
     def _start(
-        self, name: str, params: Mapping[str, object], read: InputTable | None, description: str
+        self, name: str, params: Mapping[str, object], table: InputTable | None, description: str
     ) -> None:
         from mlflow import MlflowClient  # seconds to import, and optional
         from mlflow.entities import Param
@@ -203,17 +203,17 @@ class Tracker:
         entries = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in params.items()]
         for first in range(0, len(entries), _PARAMS_PER_CALL):
             client.log_batch(run_id, params=entries[first : first + _PARAMS_PER_CALL])
-        if read is not None:
-            self._log_dataset(client, run_id, read)
+        if table is not None:
+            self._log_dataset(client, run_id, table)
 
-    def _log_dataset(self, client: "MlflowClient", run_id: str, read: InputTable) -> None:
+    def _log_dataset(self, client: "MlflowClient", run_id: str, table: InputTable) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         dataset = Dataset(
-            name=read.name[:_LONGEST_VALUE],
-            digest=read.version[:_LONGEST_DIGEST],
-            source_type=read.kind,
-            source=json.dumps({"table": read.name, "version": read.version}),
+            name=table.name[:_LONGEST_VALUE],
+            digest=table.version[:_LONGEST_DIGEST],
+            source_type=table.kind,
+            source=json.dumps({"table": table.name, "version": table.version}),
         )
         context = InputTag(key="mlflow.data.context", value="annotation input")
         client.log_inputs(run_id, datasets=[DatasetInput(dataset=dataset, tags=[context])])

@@ -67,6 +67,18 @@ def annotated_schema(
     return StructType([*input_schema.fields, *added])
 
 
+def holds_annotations(schema: "StructType") -> bool:
+    """Tell whether a table with this schema can hold annotated rows."""
+    from pyspark.sql.types import StructType
+
+    field = find_field(ANNOTATION, schema)
+    return (
+        field is not None
+        and isinstance(field.dataType, StructType)
+        and {"spec_hash", "error"} <= set(field.dataType.names)
+    )
+
+
 def _check_carried(schema: "StructType") -> None:
     """Raise ``JobError`` for columns that Spark cannot pass through a task in Python."""
     doubled = sorted(name for name, count in Counter(schema.names).items() if count > 1)

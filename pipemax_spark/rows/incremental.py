@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from pipemax_spark.errors import JobError, cause_of
+from pipemax_spark.options import JobOptions
+from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.position import RESCAN, Position, PositionFile, cannot_follow, check_position
 from pipemax_spark.rows.skipped_commits import skipped_commits
+from pipemax_spark.rows.workdir import WorkDirectory
 from pipemax_spark.storage.hadoop import HadoopFiles
-from pipemax_spark.storage.sources import Source
 from pipemax_spark.storage.tables import DeltaTable
 
 if TYPE_CHECKING:
@@ -79,32 +81,31 @@ class MicroBatches:
     def __init__(
         self,
         spark: "SparkSession",
-        source: Source,
+        options: JobOptions,
+        checked: Checked,
+        work: WorkDirectory,
         *,
-        positions: str,
-        purpose: str,
-        stream_directory: str,
-        options: Mapping[str, str],
-        skip_changes: bool = False,
-        rescan: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Choose the position's file in ``positions`` by the table and ``purpose``.
+        """Choose the position's file by the table, the spec and ``--where``.
 
-        So another model, prompt or ``--where`` starts at the table's beginning. ``stream_directory`` is for files of
-        this run's stream. ``say`` is told which commits are skipped.
+        So another model, prompt or ``--where`` starts at the table's beginning. ``say`` is told which commits are
+        skipped.
         """
         self._spark = spark
-        self._source = source
-        self._table = DeltaTable(spark, source.name)
-        path = f"{positions.rstrip('/')}/{self._table.table_id()}-{purpose}.json"
+        self._source = checked.source
+        self._table = DeltaTable(spark, checked.source.name)
+        positions = (options.checkpoint or work.checkpoints_path).rstrip("/")
+        path = f"{positions}/{self._table.table_id()}-{_purpose(checked.spec.hash, options.where)}.json"
         self._kept = PositionFile(HadoopFiles(spark), path, warn=say)
-        self._stream_directory = stream_directory
-        self._options = {"maxFilesPerTrigger": _ALL_FILES, **options}
-        self._skips_changes = skip_changes
-        self._rescans = rescan
-        self._chosen = _checked_choices(options, rescan=rescan)
-        self._read_options = {name: value for name, value in options.items() if name not in self._chosen}
+        self._stream_directory = f"{work.path}/stream"
+        self._options = {"maxFilesPerTrigger": _ALL_FILES, **options.input_option}
+        self._skips_changes = options.skip_changes
+        self._rescans = options.rescan
+        self._chosen = _checked_choices(options.input_option, rescan=options.rescan)
+        self._read_options = {
+            name: value for name, value in options.input_option.items() if name not in self._chosen
+        }
         self._say = say
         self._position: Position | None = None
         self._end = 0
@@ -227,7 +228,7 @@ class MicroBatches:
             raise
 
 
-def stream_purpose(spec_hash: str, where: str | None) -> str:
+def _purpose(spec_hash: str, where: str | None) -> str:
     """Return the purpose of an incremental run's position, as a part of a file's name."""
     return spec_hash if where is None else f"{spec_hash}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 

@@ -8,6 +8,7 @@ from pipemax_spark.request.prompts import find_field
 from pipemax_spark.spark.sql import literal, quoted
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
 
@@ -30,3 +31,14 @@ def identity(
             fields += [f"'{place} bytes'", other_bytes(column)]
     options = ", ".join(literal(text) for pair in OPTIONS.items() for text in pair)
     return f"sha2(to_json(named_struct({', '.join(fields)}), map({options})), 256)"
+
+
+def occurrence(key: str) -> "Column":
+    """Return a column that numbers the rows of each value of the column ``key``: 1, 2, and so on.
+
+    It does not matter which of several equal rows is the first, because they are interchangeable.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.row_number().over(Window.partitionBy(key).orderBy(key))

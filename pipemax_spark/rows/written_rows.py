@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.rows.chunks import SlicedRows, SliceSpan
+from pipemax_spark.rows.chunks import SliceSpan
 from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.storage.fence import is_claim, is_recovery_by, note_prefix
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _FORMAT = 1
 """The format of the facts, the slices and the keys: a run uses no rows that a run with another format had recorded."""
@@ -36,8 +36,8 @@ _SLICES = re.compile(r"(\d+) \(slices (\d+) to (\d+)\)")
 class WrittenRows:
     """Rows that a run recorded, according to its manifest."""
 
-    which: str
-    """Equal for two runs that would find the same rows in an output with the same rows."""
+    rows_hash: str
+    """See ``rows_hash``; manifests call it ``which``."""
     epoch: int
     """The run's claim of the output."""
     spans: tuple[SliceSpan, ...]
@@ -45,16 +45,6 @@ class WrittenRows:
     """Rows of each slice, over all spans."""
     earlier_runs: tuple[str, ...]
     """The dead runs that had recorded some of these slices, or slices before these."""
-
-    @classmethod
-    def of(cls, rows: SlicedRows, *, which: str, epoch: int, earlier_runs: Sequence[str]) -> "WrittenRows":
-        return cls(
-            which=which,
-            epoch=epoch,
-            spans=rows.spans,
-            slice_rows=rows.slice_rows,
-            earlier_runs=tuple(earlier_runs),
-        )
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> "WrittenRows | None":
@@ -65,12 +55,13 @@ class WrittenRows:
         try:
             spans = tuple(SliceSpan(**span) for span in facts["spans"])
             lists = {name: tuple(facts[name]) for name in ("slice_rows", "earlier_runs")}
-            return cls(which=facts["which"], epoch=facts["epoch"], spans=spans, **lists)
+            return cls(rows_hash=facts["which"], epoch=facts["epoch"], spans=spans, **lists)
         except (KeyError, TypeError):  # of another version of this project
             return None
 
     def for_manifest(self) -> dict[str, Any]:
-        return asdict(self)
+        facts = asdict(self)
+        return {"which": facts.pop("rows_hash"), **facts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +80,20 @@ class DeadRun:
     rows: WrittenRows
 
     @classmethod
-    def with_rows(cls, which: str, left_runs: Sequence[LeftRun]) -> "DeadRun | None":
-        """Return the dead run that was the last to record ``which`` rows.
+    def with_rows(cls, rows_hash: str, left_runs: Sequence[LeftRun]) -> "DeadRun | None":
+        """Return the dead run that was the last to record the rows with this hash.
 
         Return None if there is none, or if other dead runs may hold completions of those rows.
         """
         written = [(run, WrittenRows.from_manifest(run.manifest)) for run in left_runs]
-        found = [cls(run=run, rows=rows) for run, rows in written if rows is not None and rows.which == which]
-        if not found:
+        same = [
+            cls(run=run, rows=rows)
+            for run, rows in written
+            if rows is not None and rows.rows_hash == rows_hash
+        ]
+        if not same:
             return None
-        last = max(found, key=lambda dead: dead.rows.epoch)
+        last = max(same, key=lambda dead: dead.rows.epoch)
         spec_hash = last.run.spec_hash
         spooled = {run.run_id for run in left_runs if run.has_spool and run.spec_hash == spec_hash}
         return last if spooled <= {last.run.run_id, *last.rows.earlier_runs} else None
@@ -114,10 +109,10 @@ class DeadRun:
             is_ours = is_claim(commit.note) or is_recovery_by(self.run.run_id, commit.note)
             if is_ours or commit.operation in _KEEPS_ROWS:
                 continue
-            found = _SLICES.fullmatch(commit.note.removeprefix(note_prefix(self.run.run_id)))
-            if found is None:
+            match = _SLICES.fullmatch(commit.note.removeprefix(note_prefix(self.run.run_id)))
+            if match is None:
                 return None
-            number, first, last = map(int, found.groups())
+            number, first, last = map(int, match.groups())
             if commit.rows not in (None, sum(self.rows.slice_rows[first : last + 1])):
                 return None
             chunks.add(number)
@@ -125,7 +120,7 @@ class DeadRun:
         return None if commits is None else Committed(chunks=frozenset(chunks), slices=frozenset(slices))
 
 
-def which_rows(spark: "SparkSession", options: JobOptions, checked: Checked) -> str | None:
+def rows_hash(options: JobOptions, checked: Checked) -> str | None:
     """Return a hash of everything that decides which rows a run finds left in an output with given rows.
 
     Return None if another run cannot be sure to find the same: the input is not a table with versions, the

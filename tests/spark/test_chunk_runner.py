@@ -2,21 +2,29 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from pipemax.wire import GenerationSpec
+from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.engines.config import engine_options
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import JobFailedError, TooManyErrorsError
 from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.job import Job
 from pipemax_spark.job.outcomes import AppendedOutcomes
+from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.runner import ChunkRunner
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.annotated import annotated_schema
-from pipemax_spark.rows.chunks import ChunkPlan, SlicedRows, write_slices
+from pipemax_spark.rows.chunks import SlicedRows, write_slices
 from pipemax_spark.spark.slots import Slots
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
@@ -77,8 +85,30 @@ class CancellingOutcomes(AppendedOutcomes):
         self._runner = runner
 
     def commit(self, rows: Any, transaction: Transaction) -> int:
-        self._runner().cancel("too many rows failed")
+        self._runner().cancel(TooManyErrorsError("too many rows failed"))
         return super().commit(rows, transaction)
+
+
+class Unheard:
+    """A run whose engines report nothing."""
+
+    def __init__(self, slots: Callable[[], Slots]) -> None:
+        self.slots = slots
+
+    def rows_per_s(self) -> float | None:
+        return None
+
+    def engine_rows(self) -> int | None:
+        return None
+
+    def length_correlation(self) -> float | None:
+        return None
+
+    def committed(self) -> None:
+        pass
+
+    def every_second(self) -> None:
+        pass
 
 
 def run_chunks(
@@ -92,34 +122,47 @@ def run_chunks(
     note_chunk: Callable[[Any], None] = lambda chunk: None,
     watch: Callable[[ChunkRunner], None] = lambda runner: None,
 ) -> DeltaTable:
-    """Annotate rows 0 to ``rows`` in four slices; return the output."""
+    """Annotate rows 0 to ``rows`` in eight slices, two to a chunk; return the output."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = RequestColumns(PromptSource(prompt_column="text"))
+    source = PromptSource(prompt_column="text")
+    columns = RequestColumns(source)
     left = spark.range(rows, numPartitions=2).selectExpr("id", "concat('word ', id) AS text")
     path = str(directory / "rows")
-    span = write_slices(columns.add_with_keys(left), path, identity=F.col("id"), slices=4, slots=1)
+    span = write_slices(columns.add_with_keys(left), path, identity=F.col("id"), slices=8, slots=1)
     sliced = SlicedRows(spark, [span], left.schema)
     table = DeltaTable(spark, str(directory / "out"))
-    options = engine_options(
+    engine = engine_options(
         spark, fake_config(), GenerationSpec(max_tokens=4), engine_python=engine_python, log_dir=None
     )
-    plan = TaskPlan(options=options, spec_hash="", run_id=options.job_id, output_column="annotation")
-    table.create(annotated_schema(left.schema, plan.output_column, options.generation))
-    runner = ChunkRunner(
-        spark,
-        rows=sliced,
-        chunks=ChunkPlan(slice_rows=sliced.slice_rows, slots=1, commit_every_s=1),
-        request_columns=columns,
-        plan=plan,
-        slots=slots,
-        note_chunk=note_chunk,
-        spool=None,
-        claim=Claim.take(table, plan.run_id),
-        outcomes=outcomes_of(table),
+    plan = TaskPlan(options=engine, spec_hash="", run_id=engine.job_id, output_column="annotation")
+    table.create(annotated_schema(left.schema, plan.output_column, engine.generation))
+    options = JobOptions(
+        input="in",
+        output=table.name,
+        source=source,
+        engine=fake_config(),
+        generation=engine.generation,
+        commit_every=timedelta(seconds=1),
+        log_dir=directory,
     )
+    checked: Any = SimpleNamespace(plan=plan, reply=PreflightReply())
+    work: Any = SimpleNamespace(note_chunk=note_chunk)
+    job = Job(
+        spark=spark,
+        options=options,
+        terminal=Terminal(Console(file=StringIO())),
+        table=table,
+        run_id=plan.run_id,
+        checked=checked,
+        work=work,
+    )
+    prepared = Prepared(
+        rows=sliced, num_left=rows, claim=Claim.take(table, plan.run_id), outcomes=outcomes_of(table)
+    )
+    runner = ChunkRunner(job, prepared, Unheard(slots), None)
     watch(runner)
-    runner.run(lambda: None, lambda: None, every_second=lambda: None)
+    runner.run()
     return table
 
 
@@ -131,12 +174,12 @@ def test_a_fourth_chunk_starts_while_three_wait_for_their_last_tasks(
         spark,
         tmp_path,
         engine_python,
-        rows=800,
+        rows=2_048,
         slots=lambda: Slots(total=2, per_executor=2),
         outcomes_of=lambda table: StragglingOutcomes(table, tmp_path),
     )
     assert (tmp_path / "fourth-begins").exists()
-    assert [row["id"] for row in table.read().select("id").orderBy("id").collect()] == list(range(800))
+    assert [row["id"] for row in table.read().select("id").orderBy("id").collect()] == list(range(2_048))
 
 
 @pytest.mark.long  # speed
@@ -157,7 +200,7 @@ def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
         spark,
         tmp_path,
         engine_python,
-        rows=1_000,
+        rows=2_048,
         slots=lambda: Slots(total=2 * nodes[0], per_executor=2),
         outcomes_of=outcomes_of,
         note_chunk=join,
@@ -177,7 +220,7 @@ def test_a_run_that_is_cancelled_between_two_chunks_tells_the_reason(
             spark,
             tmp_path,
             engine_python,
-            rows=400,
+            rows=2_048,
             slots=lambda: Slots(total=2, per_executor=2),
             outcomes_of=lambda table: CancellingOutcomes(table, lambda: runners[0]),
             watch=runners.append,

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,8 +195,6 @@ def test_a_job_killed_during_a_batch_is_repaired_by_the_same_command(nights: Nig
 
 
 def replaced_input(nights: Nights) -> Any:
-    from dataclasses import replace
-
     return replace(nights.jobs.defaults, input=nights.input)
 
 
@@ -220,14 +220,10 @@ def test_the_position_advances_when_what_follows_the_last_batch_is_requested(
     def batches(**options: str) -> MicroBatches:
         source = read_source(spark, nights.input)
         directory = str(tmp_path / f"stream {next(runs)}")
-        return MicroBatches(
-            spark,
-            source,
-            positions=str(tmp_path / "p"),
-            purpose="h",
-            stream_directory=directory,
-            options=options,
-        )
+        job = replace(nights.jobs.defaults, checkpoint=str(tmp_path / "p"), input_option=options)
+        checked: Any = SimpleNamespace(source=source, spec=SimpleNamespace(hash="h"))
+        work: Any = SimpleNamespace(path=directory)
+        return MicroBatches(spark, job, checked, work)
 
     def seen(stream: Iterator[Any]) -> list[tuple[int | None, int]]:
         return [(batch.stream and batch.stream.batch_id, batch.rows.count()) for batch in stream]

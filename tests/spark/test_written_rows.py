@@ -18,7 +18,7 @@ from rich.console import Console
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.rows.remaining import rows_where
-from pipemax_spark.rows.written_rows import which_rows
+from pipemax_spark.rows.written_rows import rows_hash
 from pipemax_spark.storage.sources import read_source
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.settings import expected_text
@@ -163,7 +163,7 @@ def which(run: Jobs, **changes: Any) -> str | None:
     source = read_source(run.spark, options.input)
     source = replace(source, rows=rows_where(source.rows, options.where))
     checked: Any = SimpleNamespace(source=source, spec=SimpleNamespace(hash="hash"), id_columns=("id",))
-    return which_rows(run.spark, options, checked)
+    return rows_hash(options, checked)
 
 
 def test_another_input_or_other_options_are_other_rows(jobs: MakeJobs) -> None:

@@ -10,6 +10,7 @@ from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_tracks import MAX_REPORTS, MAX_REPORTS_PER_ENGINE, EngineTrack, EngineTracks
 from pipemax_spark.report.progress import Progress
+from pipemax_spark.report.progress_line import ProgressLine
 from pipemax_spark.request.error_limits import ErrorLimits
 from tests.fakes.server_reports import outlook_after, server_report
 
@@ -96,11 +97,7 @@ def test_samples_of_many_engines_take_little_memory_however_many_there_are() -> 
 
 
 def _progress(collector: Collector) -> Progress:
-    return Progress(
-        collector,
-        rows_total=100,
-        limits=ErrorLimits(max_rate=0.5),
-        stop_job=lambda reason: None,
-        show=lambda line: None,
-        show_period_s=1.0,
-    )
+    line = ProgressLine(show=lambda text: None, period_s=1.0)
+    progress = Progress(collector, line, limits=ErrorLimits(max_rate=0.5), stop_job=lambda reason: None)
+    progress.expect(100)
+    return progress

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.report.engine_rates import EngineRates
-from pipemax_spark.report.progress import Sample, in_rows
 from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.report_totals import ReportTotals
+from pipemax_spark.report.samples import Sample, in_rows
 from pipemax_spark.report.summary import Findings, Summary, facts_of
 from pipemax_spark.report.time_accounts import TimeAccounts, whole_account, working_seconds
 from tests.fakes.server_reports import server_report

@@ -1,0 +1,77 @@
+"""Describe a run before its first row: for MLflow, for its page there, and for the run after it."""
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from pipemax_spark.job.job import Job
+from pipemax_spark.report.tracking import InputTable
+from pipemax_spark.rows.written_rows import WrittenRows
+
+_REPORTED_CONF = (
+    *("spark.master", "spark.executor.instances", "spark.executor.cores", "spark.executor.memory"),
+    *("spark.task.cpus", "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"),
+    *("spark.dynamicAllocation.enabled", "spark.speculation"),
+)
+
+
+def run_params(job: Job) -> dict[str, Any]:
+    """Return the run's parameters for MLflow."""
+    conf = job.spark.sparkContext.getConf()
+    options, checked = job.options, job.checked
+    return {
+        "run": job.run_id,
+        "spec_hash": checked.spec.hash,
+        "input": checked.source.name,
+        "input_version": checked.source.version,
+        **({} if options.where is None else {"where": options.where}),
+        "output": job.table.name,
+        "model_fingerprint": checked.reply.model_fingerprint,
+        **{f"engine.{name}": value for name, value in checked.reply.engine.items()},
+        **{f"generation.{name}": value for name, value in asdict(options.generation).items()},
+        **{f"ask.{question.name}": question.template for question in options.ask},
+        **{name: conf.get(name) for name in _REPORTED_CONF if conf.get(name) is not None},
+        "version.spark": job.spark.version,
+        "version.python": sys.version.split()[0],
+        **{f"version.{name}": version for name, version in checked.reply.versions.items()},
+    }
+
+
+def input_table(job: Job) -> InputTable:
+    """Return the input as MLflow's dataset. Files and views have no version: the run's id stands for one."""
+    source = job.checked.source
+    if source.version is None:
+        return InputTable(name=source.name, version=job.run_id, kind="spark")
+    kind = "delta_table" if source.tells_appends else "spark"
+    return InputTable(name=source.name, version=str(source.version), kind=kind)
+
+
+def run_description(job: Job) -> str:
+    """Return what the run does, in five lines of Markdown, for the top of its page in MLflow."""
+    source, engine, generation = job.checked.source, job.checked.reply.engine, job.options.generation
+    prompts = job.options.source
+    version = "" if source.version is None else f", version {source.version}"
+    prompt = prompts.template or prompts.prompt_column or prompts.messages_column or ""
+    shape = "free text" if generation.response_format is None else "answers that follow a schema"
+    generates = f"{shape}, up to {generation.max_tokens} tokens, temperature {generation.temperature:g}"
+    stages = engine.get("pipeline_parallel_size") or "as many stages as fit"
+    return "\n".join(
+        [
+            f"- **Reads** `{source.name}`{version}: {job.checked.rows_in:,} rows",
+            f"- **Writes** `{job.table.name}`",
+            f"- **Model** `{engine.get('model')}`, policy `{engine.get('policy')}`, stages: {stages}",
+            f"- **Prompt** `{' '.join(prompt.split())[:200]}`",
+            f"- **Task** {generation.task}" if generation.is_pooling else f"- **Generates** {generates}",
+        ]
+    )
+
+
+def run_manifest(job: Job, rows: WrittenRows | None) -> dict[str, Any]:
+    """Return what the next run must know about this one if it dies; ``rows`` are those that it could reuse."""
+    source, spec = job.checked.source, job.checked.spec
+    return {
+        "source": {"name": source.name, "version": source.version},
+        "spec_hash": spec.hash,
+        "spec": dict(spec.values),
+        "rows": None if rows is None else rows.for_manifest(),
+    }
