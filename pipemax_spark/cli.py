@@ -44,11 +44,11 @@ def _print_version(asked: bool) -> None:
 
 def _parameters(*kinds: type) -> list[inspect.Parameter]:
     """Return the command's parameters: ``OPTIONS``, which fill the fields of ``kinds``, and ``--version``."""
-    types = {name: kind for each in kinds for name, kind in get_type_hints(each).items()}
-    defaults = {each.name: each.default for kind in kinds for each in fields(kind)}
+    types = {name: kind for owner in kinds for name, kind in get_type_hints(owner).items()}
+    defaults = {field.name: field.default for kind in kinds for field in fields(kind)}
 
     def parameter(name: str, option: Option) -> inspect.Parameter:
-        is_flag = option.given is None and types[name] is bool
+        is_flag = option.cli_type is None and types[name] is bool
         declared = typer.Option(
             *([f"--{name.replace('_', '-')}"] if is_flag else []),
             help=option.help,
@@ -56,13 +56,15 @@ def _parameters(*kinds: type) -> list[inspect.Parameter]:
             **option.typer,
         )
         default = defaults.get(name, MISSING)
-        if option.given is not None:
+        if option.cli_type is not None:
             default = None if option.show is None else option.show(default)
         return inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[types[name] if option.given is None else option.given | None, declared],
+            annotation=Annotated[
+                types[name] if option.cli_type is None else option.cli_type | None, declared
+            ],
         )
 
     version = typer.Option(
@@ -96,7 +98,7 @@ class _Annotate(TyperCommand):
 
 @app.command(cls=_Annotate)
 @takes(_parameters(JobOptions, PromptSource, GenerationSpec))
-def annotate(**given: Any) -> None:
+def annotate(**arguments: Any) -> None:
     """Annotate every row of a table with a language model, through Spark.
 
     The output has the input's columns and a struct column, [b]annotation[/b]. Whatever ends a run, run the same command
@@ -110,21 +112,23 @@ def annotate(**given: Any) -> None:
     pipemax annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
     --response-format schema.json --dry-run
     """
-    del given["version"]  # if it was given, it has already ended the command
-    logs = log_directory(given.pop("log_dir"), given["output"])
+    del arguments["version"]  # if it was given, it has already ended the command
+    logs = log_directory(arguments.pop("log_dir"), arguments["output"])
     try:
-        raise typer.Exit(_run(given, logs))
+        raise typer.Exit(_run(arguments, logs))
     finally:
         drop_unwritten()
 
 
-def _read_options(given: Mapping[str, Any], logs: Path, session: Callable[[], "SparkSession"]) -> JobOptions:
+def _read_options(
+    arguments: Mapping[str, Any], logs: Path, session: Callable[[], "SparkSession"]
+) -> JobOptions:
     """Return the job's options.
 
     ``session`` is called only if an option needs it: for a file on remote storage, or a Spark type.
     """
     values = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is None:
             continue
         option = OPTIONS[name]
@@ -147,7 +151,7 @@ def main(name: str | None = None) -> None:
             raise
 
 
-def _run(given: Mapping[str, Any], logs: Path) -> int:
+def _run(arguments: Mapping[str, Any], logs: Path) -> int:
     """Run the job and return the exit code."""
 
     @cache
@@ -159,7 +163,7 @@ def _run(given: Mapping[str, Any], logs: Path) -> int:
 
     try:
         # Report a wrong call before anything is written, even a log.
-        options = _read_options(given, logs, session)
+        options = _read_options(arguments, logs, session)
         spark = session()
         from pipemax_spark.job.annotation_job import AnnotationJob
         from pipemax_spark.report.terminal import Terminal

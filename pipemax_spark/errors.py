@@ -175,8 +175,8 @@ def failure_text(error: BaseException) -> str:
     if isinstance(error, JobFailedError):
         return text
     for name in ("EngineSessionError", "RowFailedError"):
-        if found := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
-            return str(found[-1])
+        if messages := re.findall(rf"^(?:\S+\.)?{name}: (.+)$", text, re.MULTILINE):
+            return str(messages[-1])
     return cause_of(error)
 
 
@@ -214,7 +214,7 @@ _MKDIRS = re.compile(r"Mkdirs failed to create (?P<path>.+?)(?: \(exists=|$)", r
 def cause_of(error: BaseException) -> str:
     """Return what failed and, if it is not the same, the innermost cause, in one sentence each."""
     messages = _messages(error)
-    outermost, innermost = _first_line(messages[0]), _told(messages[-1])
+    outermost, innermost = _first_line(messages[0]), _telling_sentence(messages[-1])
     if not innermost:
         return outermost or type(error).__name__
     if (
@@ -259,7 +259,7 @@ def _java_chain(error: BaseException) -> list[str]:
     return chain
 
 
-def _told(message: str) -> str:
+def _telling_sentence(message: str) -> str:
     """Return the sentence of a message that tells the cause."""
     if (names := _unusable_name(message)) is not None:
         return names
@@ -281,8 +281,8 @@ def _python_error(traceback: str) -> str:
 
 def _unusable_name(message: str) -> str | None:
     """Return what is wrong with a directory that could not be made for a partition, or None if it is not that."""
-    found = _MKDIRS.search(message)
-    for name in found["path"].split("/") if found else ():
+    match = _MKDIRS.search(message)
+    for name in match["path"].split("/") if match else ():
         column, is_partition, value = name.partition("=")
         if not is_partition:
             continue

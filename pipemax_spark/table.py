@@ -56,12 +56,12 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Add the command's help text for each of the function's options to the docstring."""
-    told = [
+    descriptions = [
         f"    {name}: {OPTIONS[name].help}"
         for name in inspect.signature(function).parameters
         if name in OPTIONS
     ]
-    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Args:", *told])
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Args:", *descriptions])
     return function
 
 
@@ -111,10 +111,10 @@ def annotate_table(
     JVM.
     """
     check_session(spark)
-    given = {name: value for name, value in options.items() if value is not None}
-    if missing := {"input", "output"} - given.keys():
+    arguments = {name: value for name, value in options.items() if value is not None}
+    if missing := {"input", "output"} - arguments.keys():
         raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
-    values = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
+    values = {name: _READ[name](value) if name in _READ else value for name, value in arguments.items()}
     logs = log_directory(log_dir, values["output"])
     job = job_options(
         generation_values(values)
@@ -139,11 +139,11 @@ def annotate_table(
 
 
 def _engine(
-    given: Mapping[str, Any] | str | os.PathLike[str] | None, spark: "SparkSession"
+    engine: Mapping[str, Any] | str | os.PathLike[str] | None, spark: "SparkSession"
 ) -> Mapping[str, Any] | None:
-    if given is None or isinstance(given, Mapping):
-        return given
-    path = os.fspath(given)
+    if engine is None or isinstance(engine, Mapping):
+        return engine
+    path = os.fspath(engine)
     return read_engine(path, read_file(path, lambda: spark, option="engine"))
 
 

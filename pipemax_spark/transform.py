@@ -120,10 +120,10 @@ def annotate(
         query_column=query_column,
     )
     has_images = source.has_images(df.schema)
-    given = with_image_settings(
+    image_config = with_image_settings(
         engine_config(engine, model), has_images=has_images, allow_urls=allow_image_urls
     )
-    config, spec_of_all = with_task(given, generation_spec(**generation))
+    config, spec_of_all = with_task(image_config, generation_spec(**generation))
     check_pooling(spec_of_all, source, ask=ask, overrides_column=overrides_column, image_column=image_column)
     questions = read_questions(ask or {}, spec_of_all)
     _check_askable(source, questions)
@@ -196,12 +196,14 @@ def checked_spec(
     return spec, with_engine_settings(options, reply)
 
 
-def generation_spec(**given: Any) -> GenerationSpec:
+def generation_spec(**arguments: Any) -> GenerationSpec:
     """Build the spec from what users give.
 
     ``JobError`` says what is wrong with the schema, ``TypeError`` names an unknown field.
     """
-    values = checked_arguments(annotate, {name: value for name, value in given.items() if value is not None})
+    values = checked_arguments(
+        annotate, {name: value for name, value in arguments.items() if value is not None}
+    )
     return GenerationSpec(**generation_values(values))
 
 

@@ -118,8 +118,10 @@ def _udf(
     allow_image_urls: Sequence[str] | str = (),
     **generation: Any,
 ) -> "UserDefinedFunctionLike":
-    given = with_image_settings(engine_config(engine, model), has_images=images, allow_urls=allow_image_urls)
-    config, spec = with_task(given, generation_spec(**generation))
+    image_config = with_image_settings(
+        engine_config(engine, model), has_images=images, allow_urls=allow_image_urls
+    )
+    config, spec = with_task(image_config, generation_spec(**generation))
     check_pooling(spec, None, images=images)
     if spec.seed is None and spec.temperature > 0:
         spec = replace(spec, seed=0)
@@ -307,13 +309,13 @@ class OrderedRows:
             return self._answers.pop(number)
 
 
-def _pair_columns(given: Columns) -> dict[str, pa.Array]:
+def _pair_columns(arguments: Columns) -> dict[str, pa.Array]:
     """Return the messages of queries and documents. Raise ``JobError`` if these are not two columns of text."""
-    columns = given if isinstance(given, tuple) else (given,)
-    is_text = [pa.types.is_string(each.type) or pa.types.is_large_string(each.type) for each in columns]
+    columns = arguments if isinstance(arguments, tuple) else (arguments,)
+    is_text = [pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns]
     if is_text != [True, True]:
         raise JobError("the function of the task score takes two columns of text: a query and a document")
-    query, document = (each.cast(pa.string()) for each in columns)
+    query, document = (column.cast(pa.string()) for column in columns)
     rows = len(query)
     roles = [pa.repeat(pa.scalar(role), rows) for role in PAIR]
     # Message by message: the row's query, then its document.
@@ -327,9 +329,9 @@ def _pair_columns(given: Columns) -> dict[str, pa.Array]:
     return {"messages": pa.ListArray.from_arrays(ends, turns, mask=is_null)}
 
 
-def _request_columns(given: Columns, *, takes_images: bool = False) -> dict[str, pa.Array]:
+def _request_columns(arguments: Columns, *, takes_images: bool = False) -> dict[str, pa.Array]:
     """Return the columns by request field. Raise ``JobError`` for a column that is none of them."""
-    prompts, *rest = given if isinstance(given, tuple) else (given,)
+    prompts, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
     is_text = pa.types.is_string(prompts.type) or pa.types.is_large_string(prompts.type)
     columns = {"prompt" if is_text else "messages": prompts}
     for column in rest:
@@ -338,7 +340,7 @@ def _request_columns(given: Columns, *, takes_images: bool = False) -> dict[str,
             raise JobError(
                 "the function takes prompts and, optionally, a struct of options and (with images=True) images; it was "
                 f"given {len(rest) + 1} columns, of the types "
-                f"{', '.join(str(each.type) for each in (prompts, *rest))}"
+                f"{', '.join(str(column.type) for column in (prompts, *rest))}"
             )
         if name == "overrides":
             check_overrides(column.type)

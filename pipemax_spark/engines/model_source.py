@@ -41,8 +41,8 @@ def registered_model(model: str) -> ModelFiles:
 
     Raise ``JobError`` if there is no such model or version, or if it is no checkpoint.
     """
-    found = _NAME.fullmatch(model)
-    if found is None:
+    match = _NAME.fullmatch(model)
+    if match is None:
         raise JobError(
             f"model is {model!r}; name a version or an alias: models:/NAME/3 or models:/NAME@champion"
         )
@@ -53,10 +53,10 @@ def registered_model(model: str) -> ModelFiles:
         raise JobError(
             f"model {model!r} is in MLflow's registry, and mlflow is not installed here: {error}"
         ) from None
-    name = found["name"]
+    name = match["name"]
     try:
         client: Any = MlflowClient()
-        version = found["version"] or client.get_model_version_by_alias(name, found["alias"]).version
+        version = match["version"] or client.get_model_version_by_alias(name, match["alias"]).version
         place = _directory() / name / str(version)
         if not place.is_dir():
             _copy(

@@ -55,22 +55,22 @@ def read_engine(file: str, text: str) -> dict[str, Any]:
     return values
 
 
-def read_names(given: str | Sequence[str]) -> tuple[str, ...]:
+def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of columns, which are comma-separated if they come as one string.
 
     There, a name with a comma, or with blanks around it, is put in backticks. A list has the names as they are.
     """
-    names = split_names(given, ",") if isinstance(given, str) else given
+    names = split_names(value, ",") if isinstance(value, str) else value
     return tuple(name for name in names if name)
 
 
-def read_duration(given: str | timedelta) -> timedelta:
+def read_duration(value: str | timedelta) -> timedelta:
     """Return the duration for ``commit_every``. Raise ``JobError`` if the text is not a duration."""
-    if isinstance(given, timedelta):
-        return given
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", given.strip())
+    if isinstance(value, timedelta):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value.strip())
     if match is None or float(match[1]) == 0:
-        raise JobError(f"commit-every is {given!r}; write it as 15m, 900s or 1h")
+        raise JobError(f"commit-every is {value!r}; write it as 15m, 900s or 1h")
     return timedelta(seconds=float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]])
 
 
@@ -78,18 +78,18 @@ def _read_engine_file(file: str, session: "Session") -> dict[str, Any]:
     return read_engine(file, read_file(file, session, option="engine"))
 
 
-def _read_response_format(given: str, session: "Session") -> str | None:
-    text = given if is_inline(given) else read_file(given, session, option="response_format")
+def _read_response_format(value: str, session: "Session") -> str | None:
+    text = value if is_inline(value) else read_file(value, session, option="response_format")
     return response_schema(text, session)
 
 
-def _read_grammar(given: str, session: "Session") -> str:
-    is_inline = "::=" in given or "\n" in given or re.match(r"\s*start\s*:", given)
-    return given if is_inline else read_file(given, session, option="grammar")
+def _read_grammar(value: str, session: "Session") -> str:
+    is_inline = "::=" in value or "\n" in value or re.match(r"\s*start\s*:", value)
+    return value if is_inline else read_file(value, session, option="grammar")
 
 
-def _read_ask(given: Sequence[str], session: "Session") -> dict[str, Any]:
-    asked = asked_of_text(given, lambda file: read_file(file, session, option="ask"))
+def _read_ask(value: Sequence[str], session: "Session") -> dict[str, Any]:
+    asked = asked_of_text(value, lambda file: read_file(file, session, option="ask"))
     for name, value in asked.items():
         if isinstance(value, dict) and isinstance(text := value.get("response_format"), str):
             asked[name] = value | {"response_format": _read_response_format(text, session)}
@@ -109,7 +109,7 @@ class Option:
 
     panel: str
     help: str
-    given: Any = None
+    cli_type: Any = None
     """Its type on the command line, if that differs from the field's; its value is then None if it is not given."""
     show: Callable[[Any], str] | None = None
     """Converts the field's default into the text that a user would give for it."""
@@ -122,20 +122,22 @@ class Option:
 
 
 def _option(panel: str, text: str, **rest: Any) -> Option:
-    own = {name: rest.pop(name) for name in ("given", "show", "read", "read_with_session") if name in rest}
-    return Option(panel=panel, help=text, typer=rest, **own)
+    settings = {
+        name: rest.pop(name) for name in ("cli_type", "show", "read", "read_with_session") if name in rest
+    }
+    return Option(panel=panel, help=text, typer=rest, **settings)
 
 
 _PANELS = {"attempts": _ROWS, "attempts_show_error": _ROWS}
 _READ_AS: dict[str, dict[str, Any]] = {
     "max_tokens": {"min": 1},
     "dimensions": {"min": 1},
-    "normalize": {"given": bool},
-    "include_reasoning": {"given": bool},
-    "stop": {"given": list[str], "read": tuple},
-    "choice": {"given": list[str], "read": tuple},
-    "grammar": {"given": str, "read_with_session": _read_grammar},
-    "response_format": {"given": str, "read_with_session": _read_response_format},
+    "normalize": {"cli_type": bool},
+    "include_reasoning": {"cli_type": bool},
+    "stop": {"cli_type": list[str], "read": tuple},
+    "choice": {"cli_type": list[str], "read": tuple},
+    "grammar": {"cli_type": str, "read_with_session": _read_grammar},
+    "response_format": {"cli_type": str, "read_with_session": _read_response_format},
 }
 """Settings of the table of fields that the command line reads or limits in its own way."""
 
@@ -160,28 +162,28 @@ OPTIONS: dict[str, Option] = {
     "input_option": _option(
         _INPUT,
         "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
-        given=list[str],
-        read=lambda given: dict(map(_key_value, given)),
+        cli_type=list[str],
+        read=lambda value: dict(map(_key_value, value)),
     ),
     "bad_lines": _option(
         _INPUT,
         "What becomes of lines of CSV and JSON files that are no rows: fail ends the job before anything is written, "
         "drop leaves them out and counts them.",
-        given=str,
+        cli_type=str,
         show=str,
         read=BadLines.of,
     ),
     "id_columns": _option(
         _INPUT,
         "Columns that identify a row, comma-separated; default: the whole row's content.",
-        given=str,
+        cli_type=str,
         read=read_names,
     ),
     "where": _option(_INPUT, "SQL condition that selects input rows, such as lang = 'en'."),
     "select": _option(
         _INPUT,
         "Input columns to copy to the output, comma-separated; default: all. Needs --id-columns.",
-        given=str,
+        cli_type=str,
         read=read_names,
     ),
     "limit": _option(_INPUT, "Maximum number of new rows in this run.", min=1),
@@ -189,7 +191,7 @@ OPTIONS: dict[str, Option] = {
         _INPUT,
         "MINIMUM:MAXIMUM of the input's rows, such as 1000:2000000; with other numbers the job ends with status 2 "
         "before an engine starts. With --incremental: of the rows that were appended.",
-        given=str,
+        cli_type=str,
         read=ExpectedRows.of,
     ),
     "fail_if_empty": _option(
@@ -222,13 +224,13 @@ OPTIONS: dict[str, Option] = {
     "allow_image_urls": _option(
         _PROMPT,
         "Hosts whose http(s) URLs of images may be fetched, comma-separated; * allows any. Default: none.",
-        given=str,
+        cli_type=str,
         read=read_names,
     ),
     "template": _option(
         _PROMPT,
         "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",
-        read=lambda given: given.replace("\\n", "\n"),
+        read=lambda value: value.replace("\\n", "\n"),
     ),
     "query_column": _option(
         _PROMPT, "With --task score: column that holds the query; the prompt is the document that is scored."
@@ -237,7 +239,7 @@ OPTIONS: dict[str, Option] = {
         _PROMPT,
         "NAME=TEMPLATE: a question about each row, answered in a column NAME; its text follows the prompt. Or a YAML "
         "file of questions with settings of their own. May be repeated.",
-        given=list[str],
+        cli_type=list[str],
         read_with_session=_read_ask,
     ),
     "system": _option(_PROMPT, "System message to put before every prompt."),
@@ -249,19 +251,19 @@ OPTIONS: dict[str, Option] = {
     "model": _option(
         _MODEL,
         "Checkpoint directory, hub name or models:/NAME/VERSION of MLflow; may be set in the --engine file instead.",
-        given=str,
+        cli_type=str,
     ),
     "engine": _option(
         _MODEL,
         "YAML file with the engine config; every field except model has a default.",
-        given=str,
+        cli_type=str,
         read_with_session=_read_engine_file,
     ),
     "json_whitespace": _option(
         _MODEL,
         "White space between the tokens of JSON answers: compact (the default) forbids it, any leaves it to the model. "
         "The same as json_whitespace in the engine config.",
-        given=str,
+        cli_type=str,
     ),
     "engine_python": _option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
@@ -273,7 +275,7 @@ OPTIONS: dict[str, Option] = {
     "on_error": _option(
         _ROWS,
         "row: keep a failed row with its error; fail: end the job at the first failed row.",
-        given=str,
+        cli_type=str,
         show=str,
         read=OnError.of,
     ),
@@ -296,7 +298,7 @@ OPTIONS: dict[str, Option] = {
     "commit_every": _option(
         _RUN,
         "How often to commit finished rows: 15m, 900s, 1h. Commits are less frequent if that keeps the engines busy.",
-        given=str,
+        cli_type=str,
         show=lambda default: f"{default // timedelta(minutes=1)}m",
         read=read_duration,
     ),
@@ -320,7 +322,7 @@ OPTIONS: dict[str, Option] = {
         _RUN,
         "While another run is writing to the output with the same work directory: fail (end with status 2), skip (end "
         "with status 0) or take-over (stop the other run and do the rest).",
-        given=str,
+        cli_type=str,
         show=str,
         read=IfRunning.of,
     ),
@@ -352,7 +354,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "summary": _option(_RUN, "Write to this file as JSON how the run ended, with its totals."),
     "log_dir": _option(
-        _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", given=Path
+        _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", cli_type=Path
     ),
     "dry_run": _option(_RUN, "Check everything and count rows and tokens, but start no engine."),
 }
@@ -365,15 +367,15 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     ``JobError`` says what is wrong with them.
     """
     rest = _with_batch_columns(values)
-    given = engine_config(rest.pop("engine", None), rest.pop("model", None))
+    config = engine_config(rest.pop("engine", None), rest.pop("model", None))
     if (whitespace := rest.pop("json_whitespace", None)) is not None:
-        given["json_whitespace"] = whitespace
+        config["json_whitespace"] = whitespace
 
     def taken(kind: type) -> dict[str, Any]:
-        return {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest}
+        return {member.name: rest.pop(member.name) for member in fields(kind) if member.name in rest}
 
     source = PromptSource(**taken(PromptSource))
-    engine, generation = with_task(given, GenerationSpec(**taken(GenerationSpec)))
+    engine, generation = with_task(config, GenerationSpec(**taken(GenerationSpec)))
     return JobOptions(
         source=source,
         engine=engine,
@@ -394,9 +396,9 @@ def _with_batch_columns(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**columns, **values}
 
 
-def log_directory(given: str | os.PathLike[str] | None, output: str) -> Path:
+def log_directory(directory: str | os.PathLike[str] | None, output: str) -> Path:
     """Return the directory of the logs: as given, or from PIPEMAX_LOG_DIR, or ``logs`` next to the output."""
-    named = given or os.environ.get("PIPEMAX_LOG_DIR") or driver_directory(output) / "logs"
+    named = directory or os.environ.get("PIPEMAX_LOG_DIR") or driver_directory(output) / "logs"
     return Path(named).absolute()
 
 

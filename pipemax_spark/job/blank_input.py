@@ -46,13 +46,13 @@ def _named_columns(options: JobOptions) -> dict[str, str]:
     templates = [source.template, *(question.template for question in options.ask)]
     placeholders = [name for text in templates for name in template_names(text or "")]
     texts = [*placeholders, source.prompt_column, source.query_column, source.image_column]
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     batch = [BATCH_ID, "url"] if options.input_format == BATCH_FORMAT else []
     for name in [*texts, *options.id_columns, *options.select, options.gold_column, *batch]:
         column, *inner = split_names(name or "", ".") or [""]
-        if column and column.lower() not in map(str.lower, found):
-            found[column] = f"struct<{quoted('.'.join(inner))}: string>" if inner else "string"
+        if column and column.lower() not in map(str.lower, kinds):
+            kinds[column] = f"struct<{quoted('.'.join(inner))}: string>" if inner else "string"
     for name, kind in ((source.messages_column, _MESSAGES), (options.overrides_column, _OVERRIDES)):
         if name is not None:
-            found[name] = kind
-    return found
+            kinds[name] = kind
+    return kinds

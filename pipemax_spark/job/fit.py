@@ -85,11 +85,13 @@ def check_rows_fit(table: OutputTable, rows: "DataFrame") -> None:
     if not broken:
         return
     counts = rows.agg(*(F.count_if(column) for _, column in broken)).collect()[0]
-    told = [f"{rule.name}: {count:,}" for (rule, _), count in zip(broken, counts, strict=True) if count]
-    if told:
+    broken_rules = [
+        f"{rule.name}: {count:,}" for (rule, _), count in zip(broken, counts, strict=True) if count
+    ]
+    if broken_rules:
         raise JobError(
             f"output {table.name!r} would reject some of the rows to annotate; rows that break its rules, by rule: "
-            f"{'; '.join(told)}. Exclude them with --where, fix them, or change the rule. Nothing was annotated"
+            f"{'; '.join(broken_rules)}. Exclude them with --where, fix them, or change the rule. Nothing was annotated"
         )
 
 

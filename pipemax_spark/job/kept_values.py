@@ -50,13 +50,13 @@ def check_values_kept(
     for change, count in zip(changes, counts, strict=True):
         if not count:
             continue
-        told = (
+        facts = (
             f"output {table.name!r} is partitioned by the column {change.column!r}, of which {count:,} rows have "
             f"{change.values}, which is {change.stored} there"
         )
         if not change.become_null or change.column.lower() in compared:
             raise JobError(
-                f"{told}, so a rerun could not find these rows; replace the values, exclude the rows with --where, or "
+                f"{facts}, so a rerun could not find these rows; replace the values, exclude the rows with --where, or "
                 "name another output"
             )
-        call.terminal.warn(told)
+        call.terminal.warn(facts)

@@ -62,7 +62,7 @@ class TimeAxis:
 
     def of_seconds(self, seconds: Sequence[float]) -> list[float]:
         """Return these in the axis' unit; what was before the first chunk is at 0."""
-        return [max(0.0, each) / self.seconds for each in seconds]
+        return [max(0.0, value) / self.seconds for value in seconds]
 
 
 def charts_of(by_server: Mapping[str, EngineTrack]) -> dict[str, str]:
@@ -101,7 +101,7 @@ def _rates(
     keys = []
     for number, ((name, track), rate) in enumerate(zip(by_server.items(), rates, strict=True)):
         color = _ENGINE_COLORS[number % len(_ENGINE_COLORS)]
-        panel.line(time.of_seconds(track.reported_s), [max(0.0, each) for each in rate], color)
+        panel.line(time.of_seconds(track.reported_s), [max(0.0, value) for value in rate], color)
         keys.append(Key(f"engine {number + 1}: {name}", color))
     if len(keys) <= MOST_NAMED:
         panel.explain(keys)
@@ -151,7 +151,7 @@ def _step_times(tracks: Sequence[EngineTrack], time: TimeAxis, *, title: str = "
         panel.dots((x, 1e3 * step[1], _color(step[3])) for x, step in zip(places, steps, strict=True))
         panel.explain(_phase_keys(shown))
         return panel
-    both_ms = [1e3 * each for step in predicted for each in step[1:3]]
+    both_ms = [1e3 * value for step in predicted for value in step[1:3]]
     low, high = min(both_ms) / 1.1, max(both_ms) * 1.1
     x = Axis(low=low, high=high, is_log=True, label="measured step of the slowest stage, ms")
     panel = Panel(x, Axis(low=low, high=high, is_log=True, label="predicted, ms"), height=300, title=title)

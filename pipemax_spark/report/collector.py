@@ -238,8 +238,8 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyar
         self._expected = f"Bearer {token}".encode()
 
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
-        given = next((values[0] for name, values in headers.items() if name.lower() == "authorization"), "")
-        if not secrets.compare_digest(given.encode(), self._expected):
+        sent = next((values[0] for name, values in headers.items() if name.lower() == "authorization"), "")
+        if not secrets.compare_digest(sent.encode(), self._expected):
             raise flight.FlightUnauthenticatedError("the collector's token is missing or wrong")
 
 

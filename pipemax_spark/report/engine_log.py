@@ -84,7 +84,7 @@ class EngineLog:
         self._thinner = ReportThinner()
 
     def __enter__(self) -> Self:
-        with self._told():
+        with self._errors_logged():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self.path, SCHEMA)
         return self
@@ -92,7 +92,7 @@ class EngineLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock, self._told():
+        with self._lock, self._errors_logged():
             if self._writer is not None:
                 self._write(self._writer)
                 self._writer.close()
@@ -104,11 +104,11 @@ class EngineLog:
                 return
             self._rows.append(_row(stats, job))
             if len(self._rows) >= _ROWS_PER_WRITE:
-                with self._told():
+                with self._errors_logged():
                     self._write(self._writer)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors_logged(self) -> Iterator[None]:
         """Log that the file cannot be written, and write no more of it: the rows do not depend on it."""
         try:
             yield

@@ -57,38 +57,40 @@ class EngineRates:
         """
         sums: dict[tuple[str, tuple[str, ...]], _Sums] = {}
         for server, life in self._lives.items():
-            own = sums.setdefault((life.host, life.gpus) if life.gpus else (life.host, (server,)), _Sums())
-            own.rows_done += life.job.rows_done
-            own.completion_tokens += life.job.completion_tokens
-            own.seconds += life.until_unix_s - life.since_unix_s
-            own.machine_faults += [life.machine_fault] if life.machine_fault else []
+            engine = sums.setdefault((life.host, life.gpus) if life.gpus else (life.host, (server,)), _Sums())
+            engine.rows_done += life.job.rows_done
+            engine.completion_tokens += life.job.completion_tokens
+            engine.seconds += life.until_unix_s - life.since_unix_s
+            engine.machine_faults += [life.machine_fault] if life.machine_fault else []
         totals = [
             {
                 "host": host,
                 "gpus": [] if gpus[0] in self._lives else list(gpus),
-                "rows_done": own.rows_done,
-                "completion_tokens": own.completion_tokens,
-                "tokens_per_s": round(own.completion_tokens / own.seconds, 3) if own.seconds else 0.0,
-                "rows_per_s": round(own.rows_done / own.seconds, 3) if own.seconds else 0.0,
-                "machine_faults": own.machine_faults,
+                "rows_done": engine.rows_done,
+                "completion_tokens": engine.completion_tokens,
+                "tokens_per_s": round(engine.completion_tokens / engine.seconds, 3)
+                if engine.seconds
+                else 0.0,
+                "rows_per_s": round(engine.rows_done / engine.seconds, 3) if engine.seconds else 0.0,
+                "machine_faults": engine.machine_faults,
             }
-            for (host, gpus), own in sums.items()
+            for (host, gpus), engine in sums.items()
         ]
-        return sorted(totals, key=lambda own: (own["tokens_per_s"], own["rows_per_s"]))
+        return sorted(totals, key=lambda engine: (engine["tokens_per_s"], engine["rows_per_s"]))
 
 
 def describe_engine(engine: Mapping[str, Any]) -> str:
     """Describe how fast an engine was, given as by ``EngineRates.totals``."""
     faults = engine["machine_faults"]
-    told = [
+    parts = [
         f"{engine['tokens_per_s']:,.0f} generated tokens/s",
         f"{engine['rows_per_s']:,.1f} rows/s",
         f"{engine['rows_done']:,} rows on {engine['host']}{gpu_text(engine['gpus'])}",
     ]
     if faults:
         times = "once" if len(faults) == 1 else f"{len(faults)} times"
-        told.append(f"its machine failed {times}: {faults[-1]}")
-    return ", ".join(told)
+        parts.append(f"its machine failed {times}: {faults[-1]}")
+    return ", ".join(parts)
 
 
 def gpu_text(gpus: list[str]) -> str:

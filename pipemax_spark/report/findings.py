@@ -60,8 +60,8 @@ def last_run(table: OutputTable, spec_hash: str) -> str | None:
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
-    found: str | None = rows.agg(F.max(f"{ANNOTATION}.run_id")).collect()[0][0]
-    return found
+    latest: str | None = rows.agg(F.max(f"{ANNOTATION}.run_id")).collect()[0][0]
+    return latest
 
 
 def _totals(rows: "DataFrame") -> CommittedTotals:
@@ -132,11 +132,11 @@ def _accuracy(table: OutputTable, spec_hash: str, gold_column: str) -> Accuracy:
 
     rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
     # Compare as strings: with ANSI casts, comparing a text column with a number would raise at the first word.
-    given = F.col(quoted(gold_column)).cast("string")
+    gold = F.col(quoted(gold_column)).cast("string")
     is_parsed = "parsed" in _fields(rows)
     answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}" if is_parsed else f"{ANNOTATION}.text")
     [row] = rows.agg(
-        F.count_if(given == answer.cast("string")).alias("right"), F.count(F.lit(1)).alias("rows")
+        F.count_if(gold == answer.cast("string")).alias("right"), F.count(F.lit(1)).alias("rows")
     ).collect()
     return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
 
@@ -170,5 +170,5 @@ def _shown_answer(annotation: "Row") -> tuple[str, str]:
     field = next(name for name in ("text", "embedding", "label", "score") if name in annotation)
     value = annotation[field]
     if field == "embedding" and value is not None:
-        return field, f"[{', '.join(f'{each:.4g}' for each in value[:4])}, …] ({len(value)} values)"
+        return field, f"[{', '.join(f'{number:.4g}' for number in value[:4])}, …] ({len(value)} values)"
     return field, value if field == "text" else f"{value}"

@@ -27,7 +27,7 @@ class ReplicaTotals:
             return
         engine = (stats.server_id, stats.engine_starts)
         if engine not in self._latest:
-            done = sum(own["rows_done"] for own in stats.replicas)
+            done = sum(replica["rows_done"] for replica in stats.replicas)
             self._before[engine] = () if done <= job.rows_received else stats.replicas
             self._since_unix_s[engine] = stats.at_unix_s
         self._latest[engine] = stats
@@ -39,15 +39,15 @@ class ReplicaTotals:
         """
         totals = []
         for engine, stats in self._latest.items():
-            before = {own["replica"]: own for own in self._before[engine]}
-            for own in stats.replicas:
-                earlier = before.get(own["replica"], {})
-                counts = {name: own[name] - earlier.get(name, 0) for name in _COUNTS}
+            before = {replica["replica"]: replica for replica in self._before[engine]}
+            for replica in stats.replicas:
+                earlier = before.get(replica["replica"], {})
+                counts = {name: replica[name] - earlier.get(name, 0) for name in _COUNTS}
                 known = {
                     "host": stats.host,
-                    "replica": own["replica"],
-                    "gpus": own["gpus"],
-                    "state": own["state"],
+                    "replica": replica["replica"],
+                    "gpus": replica["gpus"],
+                    "state": replica["state"],
                     "seconds": round(stats.at_unix_s - self._since_unix_s[engine], 3),
                 }
                 totals.append(known | counts)

@@ -181,8 +181,8 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
         thinking = (
             "" if summary.reasoning_tokens is None else f", {summary.reasoning_tokens:,} of them for thinking"
         )
-        told = f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated{thinking}"
-        facts.append(("Tokens", told))
+        tokens = f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated{thinking}"
+        facts.append(("Tokens", tokens))
         if summary.rows_retried is not None:
             attempts = f"{summary.rows_retried:,} rows tried again, {summary.extra_attempts:,} extra attempts"
             facts.append(("Attempts", attempts))
@@ -228,13 +228,14 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
 def _engines(summary: Summary) -> list[tuple[str, str]]:
     """Return a fact for each engine, if there are several or one whose machine failed, and for each replica."""
     facts, rates = [], summary.engine_rates
-    if len(rates) > 1 or any(own["machine_faults"] for own in rates):
+    if len(rates) > 1 or any(entry["machine_faults"] for entry in rates):
         names = ["  slowest engine", *["  engine"] * len(rates)] if len(rates) > 1 else ["  engine"]
         facts += [
-            (name, describe_engine(own)) for name, own in zip(names, rates[:_SHOWN_ENGINES], strict=False)
+            (name, describe_engine(entry)) for name, entry in zip(names, rates[:_SHOWN_ENGINES], strict=False)
         ]
     facts += [
-        (f"  replica {own['replica']}", describe_replica(own)) for own in summary.replicas[:_SHOWN_ENGINES]
+        (f"  replica {entry['replica']}", describe_replica(entry))
+        for entry in summary.replicas[:_SHOWN_ENGINES]
     ]
     for name, shown in (("  engines", rates), ("  replicas", summary.replicas)):
         if len(shown) > _SHOWN_ENGINES:

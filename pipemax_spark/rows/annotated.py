@@ -33,8 +33,8 @@ def annotate_requests(
     """
     profile = profile or annotating_profile(requests.sparkSession)
     key = name_in(KEY_COLUMN, requests.columns)
-    own = [field for field in without_request_columns(requests).schema.fields if field.name != key]
-    kept = type(requests.schema)(own)
+    fields = [field for field in without_request_columns(requests).schema.fields if field.name != key]
+    kept = type(requests.schema)(fields)
     schema = annotated_schema(kept, plan.output_column, plan.options.generation, plan.questions)
     return map_rows(requests, AnnotateTask(plan), schema, profile=profile)
 
@@ -57,13 +57,13 @@ def annotated_schema(
     kinds = {question.name: question.generation for question in questions}
     kinds[output_column] = GenerationSpec() if questions else generation
     added = []
-    for name, own in kinds.items():
+    for name, spec in kinds.items():
         if find_field(name, input_schema) is not None:
             raise JobError(
                 f"the input already has a column {name!r}, which is the name of the result's column; rename or drop it "
                 "first"
             )
-        added.append(StructField(name, from_arrow_type(annotation_type(own), prefer_timestamp_ntz=False)))
+        added.append(StructField(name, from_arrow_type(annotation_type(spec), prefer_timestamp_ntz=False)))
     return StructType([*input_schema.fields, *added])
 
 

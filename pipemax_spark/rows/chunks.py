@@ -194,8 +194,8 @@ def _expected_length(requests: "DataFrame", text: "Column", max_tokens: int) -> 
     if "max_tokens" not in getattr(kind, "names", ()):  # NULL has no fields
         return length
     # Of any type that users have it in; a value that is none is its row's error.
-    own = requests[overrides]["max_tokens"].try_cast("double")
-    return F.struct(F.coalesce(own, F.lit(max_tokens)).alias("max_tokens"), length.alias("length"))
+    own_max_tokens = requests[overrides]["max_tokens"].try_cast("double")
+    return F.struct(F.coalesce(own_max_tokens, F.lit(max_tokens)).alias("max_tokens"), length.alias("length"))
 
 
 def _place_in_partition() -> "Column":
@@ -247,11 +247,11 @@ class SlicedRows:
             num_slices += span.end - span.first
         self._all = reduce(lambda some, more: some.unionAll(more), parts)
         self.schema = schema
-        found = (
+        by_slice = (
             self._all.groupBy(self._slice).agg(*(f(self._rank) for f in (F.count, F.min, F.max))).collect()
         )
-        counts = {number: count for number, count, *_ in found}
-        ranks = {number: (first, last) for number, _, first, last in found}
+        counts = {number: count for number, count, *_ in by_slice}
+        ranks = {number: (first, last) for number, _, first, last in by_slice}
         self._ranks = [ranks.get(number, (0, 0)) for number in range(num_slices)]
         self.spans = tuple(spans)
         self.slice_rows: tuple[int, ...] = tuple(counts.get(number, 0) for number in range(num_slices))

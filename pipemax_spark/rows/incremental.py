@@ -127,7 +127,7 @@ class MicroBatches:
             check_position(self._table, self._position, self._end)
             if self._position.version == self._end:
                 return self
-        with self._told():
+        with self._explained():
             self._query = self._start()
         return self
 
@@ -164,7 +164,7 @@ class MicroBatches:
             yield batch
             self._has_open_batch = False
             self._is_done.put(True)
-        with self._told():
+        with self._explained():
             query.awaitTermination()
 
     def _inserted_by_skipped(self) -> Iterator[Batch]:
@@ -203,7 +203,7 @@ class MicroBatches:
             raise RuntimeError("the batch was given up")
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Turn the stream's error about an input that it cannot follow into one sentence with the remedy."""
         from pyspark.errors import PySparkException
 

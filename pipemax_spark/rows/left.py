@@ -78,8 +78,8 @@ def rows_of_keys(
     sent = F.broadcast(named) if are_few else named
     if id_columns:
         return rows.join(sent, on=list(id_columns), how="left_semi")
-    found = rows.withColumn(key, F.expr(identity(rows.schema, rows.columns))).join(sent, on=key)
-    numbered = found.withColumn(place, occurrence(key))
+    matching = rows.withColumn(key, F.expr(identity(rows.schema, rows.columns))).join(sent, on=key)
+    numbered = matching.withColumn(place, occurrence(key))
     return numbered.where(F.col(place) <= F.col(left)).select(*map(quoted, rows.columns))
 
 

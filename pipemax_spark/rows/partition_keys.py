@@ -7,11 +7,11 @@ import itertools
 @functools.cache
 def partition_keys(partitions: int) -> tuple[int, ...]:
     """Return, for each partition, an int that Spark's hash partitioning sends there, to distribute rows explicitly."""
-    found: dict[int, int] = {}
+    keys: dict[int, int] = {}
     for key in itertools.count():
-        found.setdefault(_spark_hash(key) % partitions, key)
-        if len(found) == partitions:
-            return tuple(found[partition] for partition in range(partitions))
+        keys.setdefault(_spark_hash(key) % partitions, key)
+        if len(keys) == partitions:
+            return tuple(keys[partition] for partition in range(partitions))
     raise AssertionError("unreachable: count never ends")
 
 

@@ -45,8 +45,8 @@ def sample_requests(rows: "DataFrame", columns: RequestColumns, rows_in: int) ->
     as_json = _AsJson(len(columns.questions))
 
     def collected(some: "DataFrame", collect: "Callable[[DataFrame], list[Row]]") -> list[dict[str, Any]]:
-        found = collect(some.mapInArrow(as_json, f"{_REQUEST} string"))
-        return [request for row in found for request in json.loads(row[0])]
+        texts = collect(some.mapInArrow(as_json, f"{_REQUEST} string"))
+        return [request for row in texts for request in json.loads(row[0])]
 
     def first(some: "DataFrame") -> "list[Row]":
         return some.limit(_SAMPLED_ROWS).collect()
@@ -55,8 +55,8 @@ def sample_requests(rows: "DataFrame", columns: RequestColumns, rows_in: int) ->
         some = SomeRows.of(requests, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
         fraction = min(1.0, 1.5 * _SAMPLED_ROWS / some.expected_rows)
         sampled = some.rows.sample(fraction=fraction, seed=0)
-        if found := collected(sampled, lambda chosen: some.collect(chosen, _SAMPLED_ROWS)):
-            return found
+        if chosen_requests := collected(sampled, lambda chosen: some.collect(chosen, _SAMPLED_ROWS)):
+            return chosen_requests
     return collected(requests.limit(_SAMPLED_ROWS), first)
 
 
@@ -131,9 +131,9 @@ class SomeRows:
             return chosen.limit(limit).collect()
         for splits in self._draws:
             first = _First(math.ceil(limit / len(splits)))
-            found = chosen.sparkSession.sparkContext.runJob(chosen.rdd, first, splits)
-            if found:
-                return found[:limit]
+            first_rows = chosen.sparkSession.sparkContext.runJob(chosen.rdd, first, splits)
+            if first_rows:
+                return first_rows[:limit]
         return []
 
 

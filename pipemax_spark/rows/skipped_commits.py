@@ -31,8 +31,8 @@ class SkippedCommit:
 
     def __str__(self) -> str:
         counts = {"updated": self.updated, "deleted": self.deleted}
-        told = [f"{count:,} row{'s' * (count != 1)} {what}" for what, count in counts.items() if count]
-        return f"commit {self.version} ({self.operation}: {', '.join(told) or 'rows replaced'})"
+        parts = [f"{count:,} row{'s' * (count != 1)} {what}" for what, count in counts.items() if count]
+        return f"commit {self.version} ({self.operation}: {', '.join(parts) or 'rows replaced'})"
 
 
 def skipped_commits(spark: "SparkSession", table: DeltaTable, first: int, last: int) -> list[SkippedCommit]:
@@ -40,13 +40,13 @@ def skipped_commits(spark: "SparkSession", table: DeltaTable, first: int, last: 
     history = spark.sql(f"DESCRIBE HISTORY {table.sql_name}")
     history = history.where(f"version BETWEEN {first} AND {last}").orderBy("version")
     columns = ("version", "operation", "operationParameters", "operationMetrics")
-    found = (
+    commits = (
         _skipped(
             row["version"], row["operation"], row["operationParameters"] or {}, row["operationMetrics"] or {}
         )
         for row in history.select(*columns).collect()
     )
-    return [commit for commit in found if commit is not None]
+    return [commit for commit in commits if commit is not None]
 
 
 def _skipped(

@@ -46,17 +46,17 @@ class Slicing:
         columns, source = self._options.request_columns, self._checked.source.rows
         keyed = columns.add_with_keys(rows)
         slices = number_of_slices(expected, slots_of(self._spark).total)
-        own = F.expr(identity(source.schema, self._checked.id_columns or source.columns))
+        row_identity = F.expr(identity(source.schema, self._checked.id_columns or source.columns))
         together = not self._options.compute_each and not self._options.group_by_prefix
         if together:
             frequent = frequent_keys(
                 columns.add_with_keys(source), rows_in=self._checked.rows_in, slices=slices
             )
-            own = group_of(keyed, own, frequent)
+            row_identity = group_of(keyed, row_identity, frequent)
         return write_slices(
             keyed,
             self._work.rows_path(number, "slices"),
-            identity=own,
+            identity=row_identity,
             slices=slices,
             slots=other_slots(self._spark),
             by_prefix=self._options.group_by_prefix,

@@ -26,31 +26,31 @@ def check_steady(
     With ids, only the ids and what goes into the requests matter. Without ids, a row is matched by all that it holds.
     """
     query = VolatileQuery(rows)
-    if where is not None and (found := query.predicate()) is not None:
+    if where is not None and (expr := query.predicate()) is not None:
         raise JobError(
-            f"--where {where!r} selects different rows each time it is evaluated, by {found.sql}, so a rerun could not "
+            f"--where {where!r} selects different rows each time it is evaluated, by {expr.sql}, so a rerun could not "
             "tell which rows are left; use --limit, or a condition on the rows' values"
         )
     ids = set(id_columns)
     columns = query.columns()
     if not ids:
-        for column, found in columns.items():
+        for column, expr in columns.items():
             raise JobError(
-                f"column {column!r} of input {name!r} is made by {found.sql}, which gives another value each time the "
+                f"column {column!r} of input {name!r} is made by {expr.sql}, which gives another value each time the "
                 "input is read, so each run would annotate its rows again. Give --id-columns without it, or "
                 f"{_REMEDY}"
             )
-        if (found := query.selecting()) is not None:
+        if (expr := query.selecting()) is not None:
             raise JobError(
-                f"input {name!r} selects its rows by {found.sql}, so these are other rows each time it is read. Give "
+                f"input {name!r} selects its rows by {expr.sql}, so these are other rows each time it is read. Give "
                 f"--id-columns, or {_REMEDY}"
             )
         return
     asked = requests.columns_read(rows) if columns else frozenset[str]()
-    for column, found in columns.items():
+    for column, expr in columns.items():
         if column in ids or column in asked:
             role = "is an id column" if column in ids else "goes into the requests"
             raise JobError(
-                f"column {column!r} of input {name!r} {role}, and it is made by {found.sql}, which gives another value "
+                f"column {column!r} of input {name!r} {role}, and it is made by {expr.sql}, which gives another value "
                 f"each time the input is read. Take another column, or {_REMEDY}"
             )

@@ -89,7 +89,7 @@ class VolatileQuery:
     _rows: "DataFrame"
     _sources: "dict[int, list[JavaObject]]" = field(default_factory=dict)
     """Id of an attribute that the query makes → the expressions that it is made of."""
-    _found: dict[int, frozenset[Volatile]] = field(default_factory=dict)
+    _volatile_by_id: dict[int, frozenset[Volatile]] = field(default_factory=dict)
     _selecting: "list[JavaObject]" = field(default_factory=list)
     """Expressions that decide which rows there are."""
     _plan: "JavaObject" = None
@@ -100,15 +100,18 @@ class VolatileQuery:
         jvm: Any = self._rows.sparkSession._jvm
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         # A reference to a query by its name is a leaf, whatever the query holds.
-        found = (patterns.CURRENT_LIKE, patterns.CAST, patterns.RUNTIME_REPLACEABLE, patterns.CTE)
-        self._patterns = [pattern() for pattern in found]
+        getters = (patterns.CURRENT_LIKE, patterns.CAST, patterns.RUNTIME_REPLACEABLE, patterns.CTE)
+        self._patterns = [pattern() for pattern in getters]
         self._plan = self._rows._jdf.queryExecution().analyzed()
         self._read(self._plan, is_limited=False)
 
     def columns(self) -> dict[str, Volatile]:
         """Return the columns whose value is volatile, each with the first such expression."""
-        found = {str(each.name()): self._of_attribute(_id(each)) for each in _items(self._plan.output())}
-        return {name: _first(volatile) for name, volatile in found.items() if volatile}
+        by_name = {
+            str(attribute.name()): self._of_attribute(_id(attribute))
+            for attribute in _items(self._plan.output())
+        }
+        return {name: _first(volatile) for name, volatile in by_name.items() if volatile}
 
     def selecting(self) -> Volatile | None:
         """Return an expression by which other rows are selected each time, or None."""
@@ -119,8 +122,10 @@ class VolatileQuery:
         return self._random_in([self._plan.condition()])
 
     def _random_in(self, expressions: "Sequence[JavaObject]") -> Volatile | None:
-        found = {each for one in expressions for each in self._of(one) if each.kind is Volatility.RANDOM}
-        return _first(found) if found else None
+        volatile = {
+            value for one in expressions for value in self._of(one) if value.kind is Volatility.RANDOM
+        }
+        return _first(volatile) if volatile else None
 
     def _read(self, plan: "JavaObject", *, is_limited: bool) -> None:
         """Note what the attributes of this plan are made of, and what selects rows in it."""
@@ -133,8 +138,8 @@ class VolatileQuery:
         is_limited = is_limited or name in _LIMITS
         for child in children:
             self._read(child, is_limited=is_limited and name != "Aggregate")
-        for each in expressions:
-            for query in _queries(each):
+        for expression in expressions:
+            for query in _queries(expression):
                 self._read(query, is_limited=False)
         self._selecting += _deciding(plan, name, expressions, is_limited=is_limited)
         self._note_sources(plan, name, expressions, children)
@@ -146,9 +151,9 @@ class VolatileQuery:
         expressions: "list[JavaObject]",
         children: "list[JavaObject]",
     ) -> None:
-        for each in expressions:
-            if _class(each) == "Alias":
-                self._sources[_id(each)] = [each.child()]
+        for named in expressions:
+            if _class(named) == "Alias":
+                self._sources[_id(named)] = [named.child()]
         if name in _PASSING:
             return
         if name == "CTERelationRef":
@@ -157,9 +162,9 @@ class VolatileQuery:
             below = [] if meant is None else [_items(meant.output())]
         else:
             below = [_items(child.output()) for child in children]
-        known = {_id(each) for outputs in below for each in outputs} | self._sources.keys()
-        for place, each in enumerate(_items(plan.output())):
-            if _id(each) in known or not below:
+        known = {_id(named) for outputs in below for named in outputs} | self._sources.keys()
+        for place, named in enumerate(_items(plan.output())):
+            if _id(named) in known or not below:
                 continue
             if name in _BY_PLACE:
                 made_of = [outputs[place] for outputs in below]
@@ -167,18 +172,19 @@ class VolatileQuery:
                 made_of = [plan.generator()]
             else:  # an operator that shows no more: a function of whole rows, for instance
                 made_of = [*expressions, *(part for outputs in below for part in outputs)]
-            self._sources[_id(each)] = made_of
+            self._sources[_id(named)] = made_of
 
     def _is_plain(self, plan: "JavaObject") -> bool:
         """Tell whether a plan can hold nothing volatile: Spark keeps these facts with each node, for all below it."""
         return bool(plan.deterministic()) and not any(map(plan.containsPattern, self._patterns))
 
     def _of_attribute(self, number: int) -> frozenset[Volatile]:
-        if number not in self._found:
-            self._found[number] = frozenset()  # while it is being looked at: a recursive query names itself
-            found = (self._of(each) for each in self._sources.get(number, ()))
-            self._found[number] = frozenset().union(*found)
-        return self._found[number]
+        if number not in self._volatile_by_id:
+            # While it is being looked at: a recursive query names itself.
+            self._volatile_by_id[number] = frozenset()
+            volatile = (self._of(expression) for expression in self._sources.get(number, ()))
+            self._volatile_by_id[number] = frozenset().union(*volatile)
+        return self._volatile_by_id[number]
 
     def _of(self, expression: "JavaObject") -> frozenset[Volatile]:
         """Return the volatile expressions on which the value of this one depends."""
@@ -188,14 +194,14 @@ class VolatileQuery:
         if name == "OuterReference":
             return self._of(expression.e())
         parts = _items(expression.children())
-        found = [self._of(part) for part in parts]
-        found += [self._of_query(query) for query in _own_query(expression)]
-        own = _own(expression, name, parts)
-        return frozenset([] if own is None else [own]).union(*found)
+        volatile = [self._of(part) for part in parts]
+        volatile += [self._of_query(query) for query in _own_query(expression)]
+        itself = _volatile_itself(expression, name, parts)
+        return frozenset([] if itself is None else [itself]).union(*volatile)
 
     def _of_query(self, query: "JavaObject") -> frozenset[Volatile]:
         return frozenset[Volatile]().union(
-            *(self._of_attribute(_id(each)) for each in _items(query.output()))
+            *(self._of_attribute(_id(attribute)) for attribute in _items(query.output()))
         )
 
 
@@ -209,10 +215,14 @@ def _deciding(
         return _items(plan.groupingExpressions())
     if name == "Generate":
         return [plan.generator()]
-    return [each for each in expressions if not _own_query(each)] if name == "LateralJoin" else []
+    return (
+        [expression for expression in expressions if not _own_query(expression)]
+        if name == "LateralJoin"
+        else []
+    )
 
 
-def _own(expression: "JavaObject", name: str, parts: "list[JavaObject]") -> Volatile | None:
+def _volatile_itself(expression: "JavaObject", name: str, parts: "list[JavaObject]") -> Volatile | None:
     """Return the expression if it is volatile by itself, whatever its parts are."""
     if name == "AesEncrypt" and not _draws_vector(expression):
         return None
@@ -249,8 +259,8 @@ def _own_query(expression: "JavaObject") -> "list[JavaObject]":
     return [expression.plan()] if name in _QUERIES else []
 
 
-def _first(found: "frozenset[Volatile] | set[Volatile]") -> Volatile:
-    return min(found, key=lambda each: (each.kind is not Volatility.RANDOM, each.sql))
+def _first(volatile: "frozenset[Volatile] | set[Volatile]") -> Volatile:
+    return min(volatile, key=lambda value: (value.kind is not Volatility.RANDOM, value.sql))
 
 
 def _class(node: "JavaObject") -> str:

@@ -45,13 +45,13 @@ def call_on_executor(
                 "on every node of the cluster, in the environment that its PYSPARK_PYTHON names"
             ) from error
         raise
-    found = json.loads(answer)
-    if found["version"] != PACKAGE_VERSION:
+    reply = json.loads(answer)
+    if reply["version"] != PACKAGE_VERSION:
         raise JobError(
-            f"the Python of Spark's tasks has pipemax-spark {found['version']}, this side has {PACKAGE_VERSION}; "
+            f"the Python of Spark's tasks has pipemax-spark {reply['version']}, this side has {PACKAGE_VERSION}; "
             "install the same version in both"
         )
-    return found["returned"]
+    return reply["returned"]
 
 
 def _answer(function: Callable[[], Any], version: str) -> str:

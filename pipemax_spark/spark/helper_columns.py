@@ -20,9 +20,9 @@ _STEM = "__pipemax"
 _HELPER = re.compile(rf"{_STEM}(_+)", re.IGNORECASE)
 
 
-def free_name(helper: str, own: Iterable[str]) -> str:
+def free_name(helper: str, columns: Iterable[str]) -> str:
     """Return the helper's name beside these columns, which are all the user's."""
-    return _with_underscores(helper, _most_underscores(own) + 1)
+    return _with_underscores(helper, _most_underscores(columns) + 1)
 
 
 def name_in(helper: str, columns: Iterable[str]) -> str:
@@ -41,9 +41,11 @@ def map_rows(
 
     ``mapInArrow`` reads a name with a dot as a path, and refuses a name that two columns have.
     """
-    most = _most_underscores(rows.columns)
+    underscores = _most_underscores(rows.columns)
     plain = [
-        f"c{place}" if match is None or len(match[1]) < most else f"{_STEM}_{match.string[match.end() :]}"
+        f"c{place}"
+        if match is None or len(match[1]) < underscores
+        else f"{_STEM}_{match.string[match.end() :]}"
         for place, match in enumerate(map(_HELPER.match, rows.columns))
     ]
     return rows.toDF(*plain).mapInArrow(task, schema, profile=profile)  # type: ignore[arg-type]
@@ -54,5 +56,5 @@ def _with_underscores(helper: str, number: int) -> str:
 
 
 def _most_underscores(names: Iterable[str]) -> int:
-    found = (_HELPER.match(name) for name in names)
-    return max((len(match[1]) for match in found if match is not None), default=0)
+    matches = (_HELPER.match(name) for name in names)
+    return max((len(match[1]) for match in matches if match is not None), default=0)

@@ -121,11 +121,11 @@ def _submitted_session(app_name: str, settings: dict[str, str]) -> "SparkSession
     return _ready(SparkSession.builder.appName(app_name).config(map={**merged}).getOrCreate())
 
 
-def _beside(settings: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+def _beside(settings: dict[str, str], user_settings: dict[str, str]) -> dict[str, str]:
     """Return the settings as far as the user has given none; lists of extensions and packages are joined."""
     joined = ("spark.sql.extensions", "spark.jars.packages")
     return {
-        name: _joined(given.get(name), value) if name in joined else given.get(name, value)
+        name: _joined(user_settings.get(name), value) if name in joined else user_settings.get(name, value)
         for name, value in settings.items()
     }
 
@@ -133,8 +133,12 @@ def _beside(settings: dict[str, str], given: dict[str, str]) -> dict[str, str]:
 def _submit_settings() -> dict[str, str]:
     """Return the settings that ``PYSPARK_SUBMIT_ARGS`` gives to a JVM that is started here."""
     words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
-    given = (after for word, after in itertools.pairwise(words) if word in ("--conf", "-c"))
-    return {name: value for name, separator, value in (each.partition("=") for each in given) if separator}
+    assignments = (after for word, after in itertools.pairwise(words) if word in ("--conf", "-c"))
+    return {
+        name: value
+        for name, separator, value in (assignment.partition("=") for assignment in assignments)
+        if separator
+    }
 
 
 def _ready(session: "SparkSession") -> "SparkSession":
@@ -225,18 +229,18 @@ def _utf8_locale() -> Iterator[None]:
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
-    found = shutil.which(java)
+    executable = shutil.which(java)
     remedy = (
         f"install one (Debian, Ubuntu: apt-get install openjdk-{_MIN_JAVA}-jre-headless) or set JAVA_HOME"
     )
-    if found is None:
+    if executable is None:
         raise JobError(f"Spark needs Java {_MIN_JAVA} or newer, and {java!r} was not found; {remedy}")
-    told = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
-    version = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    output = subprocess.run([executable, "-version"], capture_output=True, text=True, check=False)
+    version = re.search(r'version "(\d+)', output.stderr + output.stdout)
     if version is None or int(version[1]) < _MIN_JAVA:
-        said = (told.stderr + told.stdout).strip().splitlines()
+        said = (output.stderr + output.stdout).strip().splitlines()
         raise JobError(
-            f"Spark needs Java {_MIN_JAVA} or newer, and {found} says {said[0] if said else 'nothing'!r}; {remedy}"
+            f"Spark needs Java {_MIN_JAVA} or newer, and {executable} says {said[0] if said else 'nothing'!r}; {remedy}"
         )
 
 
@@ -264,8 +268,8 @@ def _spark_defaults(pyspark_home: Path) -> dict[str, str]:
 def _has_delta(pyspark_home: Path, defaults: dict[str, str]) -> bool:
     spark_home = Path(os.environ.get("SPARK_HOME", pyspark_home))
     names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-    told = [*(defaults.get(name, "") for name in names), os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
-    return any("delta-spark" in text for text in told) or any((spark_home / "jars").glob("delta-spark*.jar"))
+    texts = [*(defaults.get(name, "") for name in names), os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+    return any("delta-spark" in text for text in texts) or any((spark_home / "jars").glob("delta-spark*.jar"))
 
 
 def _delta_package(spark_version: str) -> str | None:

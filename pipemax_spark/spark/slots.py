@@ -52,11 +52,11 @@ class Slots:
         chunk's partitions are small: nothing else evens out when the executors finish.
         """
         fed_rows = self.fed_partition_rows(engine_rows)
-        most = _PARTITIONS_PER_SLOT * self.total
+        maximum = _PARTITIONS_PER_SLOT * self.total
         if is_last and self.total > self.per_executor:
-            wanted = most
+            wanted = maximum
         else:
-            wanted = self.total if fed_rows is None else max(self.total, min(most, rows // fed_rows))
+            wanted = self.total if fed_rows is None else max(self.total, min(maximum, rows // fed_rows))
         return max(1, min(rows, self.total), min(wanted, math.ceil(rows / _ROWS_PER_PARTITION)))
 
 

@@ -90,14 +90,14 @@ def checked_rows(
     swallowed = unless_unreadable(
         files.path, lambda: swallowed_rows(files, has_long_values=counted.has_long_values)
     )
-    told = _told(files, counted, swallowed, shows_values=shows_values)
-    if not told:
+    faults = _faults_text(files, counted, swallowed, shows_values=shows_values)
+    if not faults:
         return files.rows, counted.rows
     if bad_lines is BadLines.FAIL:
         raise JobError(
-            f"input {files.path!r} has {told}. Mend the files, or give --bad-lines drop to leave such lines out"
+            f"input {files.path!r} has {faults}. Mend the files, or give --bad-lines drop to leave such lines out"
         )
-    warn(f"left out of {files.path}: {told}")
+    warn(f"left out of {files.path}: {faults}")
     rows = files.good_rows if files.columns else files.rows.limit(0)
     if swallowed.keys:
         return swallowed.without(rows), None
@@ -174,11 +174,11 @@ def _texts(files: TextFiles) -> "list[Column]":
 
     fields = [files.lines.schema[name] for name in files.columns if name != files.bad_line]
     nested = [
-        F.col(quoted(each.name))
-        for each in fields
-        if isinstance(each.dataType, ArrayType | MapType | StructType)
+        F.col(quoted(field.name))
+        for field in fields
+        if isinstance(field.dataType, ArrayType | MapType | StructType)
     ]
-    texts = [F.col(quoted(each.name)) for each in fields if isinstance(each.dataType, StringType)]
+    texts = [F.col(quoted(field.name)) for field in fields if isinstance(field.dataType, StringType)]
     if not fields:  # Spark refuses a query that needs only the column of corrupt records
         return [F.col(NO_COLUMN)]
     return [*texts, F.to_json(F.struct(*nested))] if nested else texts
@@ -188,13 +188,15 @@ def _any(conditions: "Iterable[Column]") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
     return reduce(
-        lambda one, other: one | other, (F.coalesce(each, F.lit(False)) for each in conditions), F.lit(False)
+        lambda one, other: one | other,
+        (F.coalesce(condition, F.lit(False)) for condition in conditions),
+        F.lit(False),
     )
 
 
-def _told(files: TextFiles, counted: _Counted, swallowed: Swallowed, *, shows_values: bool) -> str:
+def _faults_text(files: TextFiles, counted: _Counted, swallowed: Swallowed, *, shows_values: bool) -> str:
     """Say how many lines are bad, the first of them, and what their kind asks for; '' if there are none."""
-    told = []
+    parts = []
     if counted.bad:
         unit = "file" if files.file_format == "json" and files.is_multiline else "line"
         is_csv = files.file_format == "csv"
@@ -202,11 +204,11 @@ def _told(files: TextFiles, counted: _Counted, swallowed: Swallowed, *, shows_va
             "with more or fewer fields than the header" if is_csv else "that cannot be read as a JSON object"
         )
         first = _first(counted.first) if shows_values else ""
-        told.append(f"{_number(counted.bad, unit)} {kind}{first}{_hint(files, counted.first)}")
+        parts.append(f"{_number(counted.bad, unit)} {kind}{first}{_hint(files, counted.first)}")
     if swallowed.count:
         first = _first(swallowed.first) if shows_values else ""
-        told.append(f"{_number(swallowed.count, swallowed.unit)} {swallowed.kind}{first}")
-    return ", and ".join(told)
+        parts.append(f"{_number(swallowed.count, swallowed.unit)} {swallowed.kind}{first}")
+    return ", and ".join(parts)
 
 
 def _number(count: int, unit: str) -> str:

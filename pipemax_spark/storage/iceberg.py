@@ -246,8 +246,8 @@ class IcebergTable:
 
     def find_commit(self, note: str, *, since_version: int) -> Commit | None:
         """Return the commit with this note after ``since_version``, or None."""
-        found = (c for c in self._history(since_version) if c is not None and c.note == note)
-        return next(found, None)
+        matching = (c for c in self._history(since_version) if c is not None and c.note == note)
+        return next(matching, None)
 
     def notes(self, prefix: str, *, since_version: int) -> list[str]:
         """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""

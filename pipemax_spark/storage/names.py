@@ -28,5 +28,5 @@ def provider_of(spark: "SparkSession", name: str) -> str | None:
     if not exists(spark, name):
         return None
     rows = spark.sql(f"DESCRIBE TABLE EXTENDED {sql_name(name)}").collect()
-    told = [row["data_type"].lower() for row in rows if row["col_name"] == "Provider"]
-    return told[-1] if told else ""  # a column may be called so, too; the table's own comes last
+    providers = [row["data_type"].lower() for row in rows if row["col_name"] == "Provider"]
+    return providers[-1] if providers else ""  # a column may be called so, too; the table's own comes last

@@ -60,7 +60,7 @@ def read_requests(
     parsed = lines.select(LINE_COLUMN).mapInArrow(parsed_lines, from_arrow_schema(PARSED_SCHEMA))
     is_bad = F.col(ID_COLUMN).isNull()
     fault = F.when(~is_bad, F.col("fault")) if drops_bad_lines else F.col("fault")
-    (found,) = parsed.agg(
+    (counts,) = parsed.agg(
         F.count(fault).alias("faults"),
         F.min(fault).alias("fault"),
         F.count_if(~is_bad).alias("rows"),
@@ -72,33 +72,35 @@ def read_requests(
         F.count_if(F.col("url") == CHAT).alias("chats"),
         F.count_if(F.col("url") == TEXT).alias("prompts"),
     ).collect()
-    if found["faults"]:
-        more = f" ({found['faults']:,} such requests)" if found["faults"] > 1 else ""
-        way_out = ". Mend the files, or give --bad-lines drop to leave such lines out" if found["bad"] else ""
-        raise JobError(f"input {path!r}: {found['fault']}{more}{way_out}")
-    if found["chats"] and found["prompts"]:
+    if counts["faults"]:
+        more = f" ({counts['faults']:,} such requests)" if counts["faults"] > 1 else ""
+        way_out = (
+            ". Mend the files, or give --bad-lines drop to leave such lines out" if counts["bad"] else ""
+        )
+        raise JobError(f"input {path!r}: {counts['fault']}{more}{way_out}")
+    if counts["chats"] and counts["prompts"]:
         raise JobError(
-            f"input {path!r} has {found['chats']:,} requests for chats and {found['prompts']:,} for completions; put "
+            f"input {path!r} has {counts['chats']:,} requests for chats and {counts['prompts']:,} for completions; put "
             "them into two files"
         )
-    if found["bad"]:
+    if counts["bad"]:
         parsed = parsed.where(~is_bad)
-    if not found["prompts"]:
+    if not counts["prompts"]:
         messages = F.transform(
             "messages",
             lambda message: F.struct(
                 message["role"].alias("role"),
-                message["content" if found["has_image"] else TEXT_FIELD].alias("content"),
-                *([message[FIELDS].alias(FIELDS)] if found["has_fields"] else []),
+                message["content" if counts["has_image"] else TEXT_FIELD].alias("content"),
+                *([message[FIELDS].alias(FIELDS)] if counts["has_fields"] else []),
             ),
         )
         parsed = parsed.withColumn("messages", messages)
-    columns = [ID_COLUMN, "url", "prompt" if found["prompts"] else "messages", "overrides"]
+    columns = [ID_COLUMN, "url", "prompt" if counts["prompts"] else "messages", "overrides"]
     return Requests(
-        rows=parsed.select(*columns, *([ROW_FAULT] if found["row_faults"] else [])),
-        is_empty=not found["rows"],
-        dropped=f"{found['bad']:,} lines that are no requests: {found['first_bad']}"
-        if found["bad"]
+        rows=parsed.select(*columns, *([ROW_FAULT] if counts["row_faults"] else [])),
+        is_empty=not counts["rows"],
+        dropped=f"{counts['bad']:,} lines that are no requests: {counts['first_bad']}"
+        if counts["bad"]
         else None,
     )
 

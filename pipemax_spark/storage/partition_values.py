@@ -46,9 +46,9 @@ def changed_in_iceberg(schema: "StructType", columns: Sequence[str]) -> list[Cha
 
     columns_found = ((name, _find(name, schema)) for name in columns)
     return [
-        _not_utf8(name, found[0])
-        for name, found in columns_found
-        if found is not None and isinstance(found[1], StringType)
+        _not_utf8(name, column[0])
+        for name, column in columns_found
+        if column is not None and isinstance(column[1], StringType)
     ]
 
 

@@ -96,11 +96,11 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
         return Source(rows=spark.read.options(**options).table(name), name=name, description=f"table {name}")
     if isinstance(table, IcebergTable):
         rows, snapshot_id = table.pinned(options)
-        told = "no snapshot yet" if snapshot_id is None else f"snapshot {snapshot_id}"
+        state = "no snapshot yet" if snapshot_id is None else f"snapshot {snapshot_id}"
         return Source(
             rows=rows,
             name=name,
-            description=f"Iceberg {name}, {told}",
+            description=f"Iceberg {name}, {state}",
             version=snapshot_id,
             table_id=None if snapshot_id is None else table.table_id(),
         )
@@ -119,13 +119,13 @@ def _read_batch(
             "--input-option encoding cannot be read with openai-batch: its files are UTF-8; convert them"
         )
     ours = options_for_files(path, is_pattern=_is_pattern(HadoopFiles(spark), path))
-    found = openai_batch.read_requests(
+    requests = openai_batch.read_requests(
         spark, path, options={**ours, **options}, drops_bad_lines=bad_lines is BadLines.DROP
     )
-    if found.dropped is not None:
-        warn(f"left out of {path}: {found.dropped}")
+    if requests.dropped is not None:
+        warn(f"left out of {path}: {requests.dropped}")
     description = f"OpenAI's batch file {path}"
-    return Source(rows=found.rows, name=path, description=description, is_blank=found.is_empty)
+    return Source(rows=requests.rows, name=path, description=description, is_blank=requests.is_empty)
 
 
 def _is_pattern(files: HadoopFiles, path: str) -> bool:

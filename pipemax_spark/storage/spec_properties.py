@@ -8,14 +8,14 @@ SPEC_PROPERTY = "pipemax.spec."
 
 def spec_texts(properties: Mapping[str, str]) -> dict[str, str]:
     """Return spec_hash → the text that ``spec_property`` stored, the latest last."""
-    found = {
+    entries = {
         name.removeprefix(SPEC_PROPERTY): json.loads(value)
         for name, value in properties.items()
         if name.startswith(SPEC_PROPERTY)
     }
     return {
         spec_hash: entry["spec"]
-        for spec_hash, entry in sorted(found.items(), key=lambda item: str(item[1]["since"]))
+        for spec_hash, entry in sorted(entries.items(), key=lambda item: str(item[1]["since"]))
     }
 
 

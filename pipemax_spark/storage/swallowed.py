@@ -148,7 +148,7 @@ def _csv_reader(files: TextFiles) -> _CsvReader | None:
     """Return the reader, or None for settings that Python's does not have."""
     separator = files.option("sep", files.option("delimiter", ",")).replace("\\t", "\t")
     quote, escape = files.option("quote", '"'), files.option("escape", "\\")
-    if any(len(each) != 1 for each in (separator, quote, escape)):
+    if any(len(text) != 1 for text in (separator, quote, escape)):
         return None
     return _CsvReader(separator, quote, escape)
 
@@ -162,10 +162,10 @@ def _ends(files: TextFiles) -> list[tuple[str, str, str]]:
     except LookupError:  # an encoding that only Java knows
         return []
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda uri: (uri, storage.ends(uri, _END_BYTES)), files.lines.inputFiles())
+        ends_by_uri = readers.map(lambda uri: (uri, storage.ends(uri, _END_BYTES)), files.lines.inputFiles())
         return [
             (uri, *(end.decode(encoding, errors="replace").removeprefix("\ufeff") for end in ends))
-            for uri, ends in found
+            for uri, ends in ends_by_uri
             if ends is not None
         ]
 
@@ -182,7 +182,7 @@ def _check_headers(files: TextFiles, reader: _CsvReader, ends: list[tuple[str, s
     headers = {uri: header for uri, begins, _ in ends if (header := reader.first(begins))}
     firsts = {header: uri for uri, header in reversed(headers.items())}
     if len(firsts) > 1:
-        (one, of_one), (other, of_other), *_ = sorted(firsts.items(), key=lambda each: each[1])
+        (one, of_one), (other, of_other), *_ = sorted(firsts.items(), key=lambda item: item[1])
         raise JobError(
             f"the CSV files of input {files.path!r} have different headers: {of_one} has {', '.join(one)}, and "
             f"{of_other} has {', '.join(other)}. Give them the same columns in the same order, or read them one by one"
@@ -195,15 +195,15 @@ def _open_quotes(files: TextFiles, reader: _CsvReader) -> Swallowed:
     from pyspark.sql.types import StringType, StructField, StructType
 
     schema = files.lines.schema
-    own = [field for field in schema.fields if field.name != files.bad_line]
-    padded = StructType([*own, StructField(_PADDING, StringType()), schema[files.bad_line]])
+    fields = [field for field in schema.fields if field.name != files.bad_line]
+    padded = StructType([*fields, StructField(_PADDING, StringType()), schema[files.bad_line]])
     spark = files.lines.sparkSession
     records = files.read_with(padded, spark, {"mode": "PERMISSIVE"})
     text = F.col(quoted(files.bad_line))
     records = records.where(F.contains(text, F.lit(reader.quote)))
-    wanted = records.select(text.alias("record"), _key([field.name for field in own]).alias(_KEY))
-    found = wanted.mapInArrow(_Faulty(reader), "record string, key string")
-    rows = found.limit(_MOST_DROPPED + 1).collect()
+    wanted = records.select(text.alias("record"), _key([field.name for field in fields]).alias(_KEY))
+    faulty = wanted.mapInArrow(_Faulty(reader), "record string, key string")
+    rows = faulty.limit(_MOST_DROPPED + 1).collect()
     if len(rows) > _MOST_DROPPED:
         raise JobError(
             f"input {files.path!r} has more than {_MOST_DROPPED:,} records whose quotes are not closed; give "
@@ -227,13 +227,13 @@ class _Faulty:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             records, keys = (column.to_pylist() for column in batch.columns)
-            found = [
+            faulty = [
                 (record[:_SHOWN_CHARS], key)
                 for record, key in zip(records, keys, strict=True)
                 if self.reader.has_swallowed(record)
             ]
             yield pa.RecordBatch.from_arrays(
-                [pa.array([each[place] for each in found], pa.string()) for place in (0, 1)],
+                [pa.array([pair[place] for pair in faulty], pa.string()) for place in (0, 1)],
                 names=["record", "key"],
             )
 

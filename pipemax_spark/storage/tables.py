@@ -320,8 +320,9 @@ class DeltaTable:
         As a rule this is one Spark job over few commits.
         """
         for history in self._growing_history(since_version):
-            if (found := next((row for row in history if row["userMetadata"] == note), None)) is not None:
-                return _commit(found)
+            commit = next((row for row in history if row["userMetadata"] == note), None)
+            if commit is not None:
+                return _commit(commit)
         return None
 
     def notes(self, prefix: str, *, since_version: int) -> list[str]:

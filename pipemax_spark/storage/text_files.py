@@ -74,18 +74,20 @@ class TextFiles:
 
 
 def open_text_files(
-    spark: "SparkSession", file_format: str, path: str, given: Mapping[str, str], *, is_pattern: bool
+    spark: "SparkSession", file_format: str, path: str, user_options: Mapping[str, str], *, is_pattern: bool
 ) -> TextFiles:
     """Open the files; only their schema is read."""
     from pyspark.sql.types import StringType, StructField, StructType
 
-    known = _lower(given)
+    known = _lower(user_options)
     ours = {name: value for name, value in _DEFAULTS[file_format].items() if name.lower() not in known}
     if file_format == "json" and {"encoding", "charset"} & known.keys() and "linesep" not in known:
         ours["lineSep"] = "\n"  # Spark wants it for another encoding than UTF-8
     ours |= options_for_files(path, is_pattern=is_pattern)
     bad_line = known.get(_CORRUPT.lower(), _BAD_LINE)
-    options = {name: value for name, value in {**ours, **given}.items() if name.lower() != _CORRUPT.lower()}
+    options = {
+        name: value for name, value in {**ours, **user_options}.items() if name.lower() != _CORRUPT.lower()
+    }
     options[_CORRUPT] = bad_line
     inferred = _inferred(spark, file_format, path, options, is_literal=not is_pattern)
     fields = [field for field in inferred.fields if field.name != bad_line]
