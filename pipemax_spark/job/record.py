@@ -155,7 +155,7 @@ def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, 
     """Return the totals of a run that has ended."""
     collector, seconds = run.collector, run.seconds
     account = {part: round(part_s, 3) for part, part_s in run.time_account().items()}
-    drain_s = collector.drain_at_full_rate_s()
+    drain_s = collector.accounts.drain_at_full_rate_s()
     return Summary(
         complete=not counts.left_out,
         rows_left=counts.left_out,
@@ -182,8 +182,8 @@ def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, 
         prefix_cache_hit_rate=run.prefix_cache_hit_rate,
         policies=run.policies.choices,
         time_account_s=account,
-        replicas=collector.replicas(),
-        engine_rates=collector.engine_rates(),
+        replicas=collector.replicas.totals(),
+        engine_rates=collector.rates.totals(),
         drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
     )
 

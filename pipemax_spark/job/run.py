@@ -30,7 +30,6 @@ from pipemax_spark.report.silence import SilenceWatch
 from pipemax_spark.report.time_accounts import whole_account
 from pipemax_spark.report.tracking import Tracker
 from pipemax_spark.rows.prefix import hit_rate
-from pipemax_spark.rows.workdir import ChunkSpools
 from pipemax_spark.spark.slots import Slots, slots_of
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def begun_run(job: Job, prepared: Prepared) -> Iterator["Run"]:
         options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=terminal.warn
     )
     tracker.start(job.run_id, run_params(job), dataset=input_table(job), description=run_description(job))
-    spools = _chunk_spools(job)
+    spool = _spool(job)
     job.work.write_manifest(run_manifest(job, prepared.reusable))
     signal = StopSignal()
     job.work.when_told_to_stop(
@@ -113,9 +112,9 @@ def begun_run(job: Job, prepared: Prepared) -> Iterator["Run"]:
                 stop_job=lambda reason: signal.stop(TooManyErrorsError(reason)),
             )
             plan = job.checked.plan
-            plan = replace(plan, options=replace(plan.options, collector=collector.address))
-            heard = replace(job, checked=replace(job.checked, plan=plan))
-            run = Run(heard, collector, stack.enter_context(progress), tracker, signal, spools)
+            plan = replace(plan, options=replace(plan.options, collector=collector.address), spool=spool)
+            planned = replace(job, checked=replace(job.checked, plan=plan))
+            run = Run(planned, collector, stack.enter_context(progress), tracker, signal)
             yield run
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
@@ -133,12 +132,11 @@ class Run:
         progress: Progress,
         tracker: Tracker,
         signal: StopSignal,
-        spools: ChunkSpools | None,
     ) -> None:
+        """Prepare the run. The job's plan names the collector, and the spool if tasks can keep completions."""
         self._job = job
         self._progress = progress
         self._signal = signal
-        self._spools = spools
         self._silence = SilenceWatch(
             collector,
             running_tasks=lambda: _running_tasks(job.spark),
@@ -178,15 +176,15 @@ class Run:
 
         Engines that have done no row count too: their start took the time of their machines.
         """
-        servers = max(self.collector.engines(), self.collector.accounted_servers())
-        return whole_account(self.collector.time_account(), engines=servers, seconds=self.seconds)
+        servers = max(self.collector.engines(), self.collector.accounts.num_servers())
+        return whole_account(self.collector.accounts.total(), engines=servers, seconds=self.seconds)
 
     def do(self, prepared: Prepared) -> int:
         """Annotate and commit these rows, chunk by chunk; return the number of the next chunk."""
         requests = prepared.rows.rows * self._per_row
         self._progress.expect(requests)
         self.collector.expect(requests)
-        runner = ChunkRunner(self._job, prepared, self, self._spools)
+        runner = ChunkRunner(self._job, prepared, self)
         self._runners.append(runner)
         self._signal.watch(runner)
         runner.run()
@@ -232,7 +230,8 @@ class Run:
             self.tracker.log_samples(self.samples)
 
 
-def _chunk_spools(job: Job) -> ChunkSpools | None:
+def _spool(job: Job) -> str | None:
+    """Return the directory of the run's completions; None, with a warning, if tasks cannot write there."""
     path = job.work.spool_path
     if fault := spool_fault(path):
         job.terminal.warn(
@@ -240,7 +239,7 @@ def _chunk_spools(job: Job) -> ChunkSpools | None:
             "chunks; give --work-dir a path that all executors see"
         )
         return None
-    return job.work.chunk_spools()
+    return path
 
 
 def _running_tasks(spark: "SparkSession") -> int:

@@ -29,7 +29,6 @@ from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.rows.annotated import annotate_requests
 from pipemax_spark.rows.chunks import Chunk, ChunkPlan, RowOrder, order_of_last_chunk
 from pipemax_spark.rows.turns import ChunkTasks, may_submit
-from pipemax_spark.rows.workdir import ChunkSpools
 from pipemax_spark.spark.slots import Slots
 from pipemax_spark.storage.fence import LANES
 from pipemax_spark.storage.tables import Transaction
@@ -70,12 +69,10 @@ class Surroundings(Protocol):
 class ChunkRunner:
     """Runs all chunks: ``run`` returns when every chunk is committed, and raises when that is impossible."""
 
-    def __init__(
-        self, job: Job, prepared: Prepared, surroundings: Surroundings, spools: ChunkSpools | None
-    ) -> None:
+    def __init__(self, job: Job, prepared: Prepared, surroundings: Surroundings) -> None:
         """Prepare to run the chunks.
 
-        Without ``spools``, completions that are not committed are lost with their task.
+        Without a spool in the job's plan, completions that are not committed are lost with their task.
         """
         self._job = job
         self._rows = prepared.rows
@@ -83,7 +80,6 @@ class ChunkRunner:
         self._outcomes = prepared.outcomes
         self._origin = prepared.origin
         self._surroundings = surroundings
-        self._spools = spools
         self._request_columns = job.options.request_columns
         self._chunks = ChunkPlan(
             slice_rows=prepared.rows.slice_rows,
@@ -176,8 +172,8 @@ class ChunkRunner:
         log.info("chunk %d is committed as version %d: %d rows", chunk.number, commit.version, chunk.rows)
         with self._lock:
             self._committed_rows += chunk.rows
-        if self._spools is not None:
-            self._spools.delete(chunk.number)
+        if self._job.checked.plan.spool is not None:
+            self._job.work.delete_chunk_spool(chunk.number)
         self._surroundings.committed()
 
     def _take_chunk(self) -> Chunk | None:
@@ -244,8 +240,8 @@ class ChunkRunner:
         executors = max(1, slots.total // slots.per_executor)
         rows = self._rows.read(chunk, partitions=partitions, order=order, executors=executors)
         plan = self._job.checked.plan
-        if self._spools is not None:
-            plan = replace(plan, spool=self._spools.directory(chunk.number))
+        if plan.spool is not None:
+            plan = replace(plan, spool=self._job.work.chunk_spool_path(chunk.number))
         requests = self._request_columns.for_output(self._request_columns.add(rows, have_keys=True))
         return self._outcomes.commit(annotate_requests(requests, plan), transaction)
 

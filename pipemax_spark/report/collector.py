@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from pyarrow import flight
@@ -65,9 +65,10 @@ class Collector:
         self._job_id = job_id
         self._on_report = on_report
         self._rows_total: int | None = None
-        self._accounts = TimeAccounts()
-        self._replicas = ReplicaTotals()
-        self._rates = EngineRates()
+        # Of this job. To be read after the exit, when no report comes any more.
+        self.accounts = TimeAccounts()
+        self.replicas = ReplicaTotals()
+        self.rates = EngineRates()
         self._token = secrets.token_urlsafe(24)
         self._lock = threading.Lock()
         self._totals = ReportTotals(self.job_of)
@@ -112,31 +113,6 @@ class Collector:
         """Add ``rows`` to the rows to be done, so that the servers learn how many are left."""
         with self._lock:
             self._rows_total = (self._rows_total or 0) + rows
-
-    def time_account(self) -> dict[str, float]:
-        """Return seconds by activity, summed over all engines."""
-        with self._lock:
-            return self._accounts.total()
-
-    def accounted_servers(self) -> int:
-        """Return how many servers the time account has."""
-        with self._lock:
-            return self._accounts.num_servers()
-
-    def replicas(self) -> list[dict[str, Any]]:
-        """Return what each replica has done for this job; none for engines without replicas."""
-        with self._lock:
-            return self._replicas.totals()
-
-    def engine_rates(self) -> list[dict[str, Any]]:
-        """Return how fast each engine was for this job, the slowest first."""
-        with self._lock:
-            return self._rates.totals()
-
-    def drain_at_full_rate_s(self) -> float | None:
-        """Return how long the engines' drains would have taken at the rate before them; None if none tells it."""
-        with self._lock:
-            return self._accounts.drain_at_full_rate_s()
 
     def servers(self) -> list[ServerStats]:
         """Return the latest report of each engine server that still reports, sorted by name."""
@@ -217,9 +193,9 @@ class Collector:
         with self._lock:
             now_s = self._last_heard_s = time.monotonic()
             if self._totals.take(stats, now_s=now_s):
-                self._accounts.add(stats, job_age_s=now_s - self._started_s)
-                self._replicas.add(stats, self.job_of(stats))
-                self._rates.add(stats, self.job_of(stats))
+                self.accounts.add(stats, job_age_s=now_s - self._started_s)
+                self.replicas.add(stats, self.job_of(stats))
+                self.rates.add(stats, self.job_of(stats))
 
 
 def _check_free(host: str, port: int) -> None:

@@ -7,7 +7,7 @@ dropped: weeks stay as readable as minutes.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import nan
 from typing import Any
 
@@ -91,13 +91,7 @@ class EngineTrack:
         return rates
 
     def _columns(self) -> "Sequence[array[Any]]":
-        return [getattr(self, name) for name in _COLUMN_NAMES]
-
-
-_COLUMN_NAMES = (
-    *("reported_s", "rows_done", "completion_tokens", "kv_usage", "host_kv_usage"),
-    *("predicted_step_s", "measured_step_s", "phase_number"),
-)
+        return [getattr(self, column.name) for column in fields(self) if column.name != "phase_names"]
 
 
 class EngineTracks:

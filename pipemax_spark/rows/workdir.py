@@ -71,21 +71,6 @@ class LeftRun:
         return f"{self.path}/{_SPOOL}"
 
 
-class ChunkSpools:
-    """The place where the tasks of each chunk keep completions until the chunk is committed."""
-
-    def __init__(self, files: HadoopFiles, root: str) -> None:
-        self._files = files
-        self._root = root
-
-    def directory(self, chunk: int) -> str:
-        return f"{self._root}/chunk-{chunk}"
-
-    def delete(self, chunk: int) -> None:
-        """Delete a chunk's spool, after the chunk's commit."""
-        self._files.delete(self.directory(chunk))
-
-
 class WorkDirectory:
     """A run's directory: claimed from entry to exit, then removed.
 
@@ -195,9 +180,12 @@ class WorkDirectory:
         if by is not None:
             on_stop(by)
 
-    def chunk_spools(self) -> ChunkSpools:
-        """Return the spools of this run's chunks."""
-        return ChunkSpools(self._files, self.spool_path)
+    def chunk_spool_path(self, chunk: int) -> str:
+        """Return the directory in which the chunk's tasks keep completions until the chunk is committed."""
+        return f"{self.spool_path}/chunk-{chunk}"
+
+    def delete_chunk_spool(self, chunk: int) -> None:
+        self._files.delete(self.chunk_spool_path(chunk))
 
     def delete_rows(self, batch: int) -> None:
         """Delete the recorded rows of a batch whose rows are all done."""

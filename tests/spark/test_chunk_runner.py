@@ -160,7 +160,7 @@ def run_chunks(
     prepared = Prepared(
         rows=sliced, num_left=rows, claim=Claim.take(table, plan.run_id), outcomes=outcomes_of(table)
     )
-    runner = ChunkRunner(job, prepared, Unheard(slots), None)
+    runner = ChunkRunner(job, prepared, Unheard(slots))
     watch(runner)
     runner.run()
     return table
