@@ -93,8 +93,7 @@ class Preparing:
         """
         self._number += 1
         batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
-        rows_hash = self._remaining.rows_hash()
-        resuming = None if rows_hash is None else resuming_of(self._job, rows_hash)
+        resuming = resuming_of(self._job)
         was_claimed = self._claim is not None
         left = _Left(expected=rows) if resuming is not None else self._find_left(batch, rows)
         if left is None:
@@ -123,17 +122,6 @@ class Preparing:
         if not self._is_empty:
             say_changed(self._job, self._remaining, sliced.read_all())
         self._is_empty = False
-        reusable = (
-            None
-            if rows_hash is None
-            else WrittenRows(
-                rows_hash=rows_hash,
-                epoch=claim.epoch,
-                spans=sliced.spans,
-                slice_rows=sliced.slice_rows,
-                earlier_runs=slices.earlier_runs,
-            )
-        )
         return Prepared(
             rows=sliced,
             num_left=num_left,
@@ -141,7 +129,7 @@ class Preparing:
             outcomes=outcomes,
             first_chunk=self.next_chunk,
             origin="" if batch.stream is None else f" of {batch.stream}",
-            reusable=reusable,
+            reusable=self._remaining.recorded(sliced, epoch=claim.epoch, earlier_runs=slices.earlier_runs),
         )
 
     def _find_left(self, batch: Batch, rows: int) -> _Left | None:

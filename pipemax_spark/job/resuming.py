@@ -91,12 +91,12 @@ class Resuming:
         return are_there
 
 
-def resuming_of(job: Job, rows_hash: str) -> Resuming | None:
-    """Find the dead run that had recorded the rows with this hash.
+def resuming_of(job: Job) -> Resuming | None:
+    """Find the dead run that had recorded the rows that are left.
 
     Return None if no such run has rows left that are known for certain; then the rows left must be searched for.
     """
-    dead = DeadRun.with_rows(rows_hash, job.work.left_runs)
+    dead = job.remaining.recorded_by(job.work.left_runs)
     committed = None if dead is None else dead.committed(job.table)
     if dead is None or committed is None or len(committed.slices) == len(dead.rows.slice_rows):
         return None

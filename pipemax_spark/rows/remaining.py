@@ -4,6 +4,7 @@ Only the output table decides. ``left`` compares two sets of rows; this module s
 options, and ``written_rows`` which of them a dead run had recorded. A job asks only this module.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,11 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.request.columns import without_request_columns
 from pipemax_spark.rows.annotated import ANNOTATION, holds_annotations
 from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
 from pipemax_spark.rows.left import keys_left_by_content, number_of_rows, rows_left, rows_of_keys
-from pipemax_spark.rows.written_rows import rows_hash
+from pipemax_spark.rows.workdir import LeftRun
+from pipemax_spark.rows.written_rows import DeadRun, WrittenRows, rows_hash
 from pipemax_spark.spark.helper_columns import name_in
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
@@ -104,6 +107,20 @@ class Remaining:
         ids = self.done().select(*map(quoted, names))
         return rows.join(ids, on=list(names), how="left_semi").count()
 
-    def rows_hash(self) -> str | None:
-        """Return a hash of all that decides which rows are left; see ``written_rows``."""
-        return rows_hash(self.options, self.checked)
+    def recorded_by(self, dead_runs: Sequence[LeftRun]) -> DeadRun | None:
+        """Return the dead run that had recorded the rows that are left, or None; see ``written_rows``."""
+        known = rows_hash(self.options, self.checked)
+        return None if known is None else DeadRun.with_rows(known, dead_runs)
+
+    def recorded(self, rows: SlicedRows, *, epoch: int, earlier_runs: tuple[str, ...]) -> WrittenRows | None:
+        """Return what a later run must know to use the recorded rows; None if it could not be sure of them."""
+        known = rows_hash(self.options, self.checked)
+        if known is None:
+            return None
+        return WrittenRows(
+            rows_hash=known,
+            epoch=epoch,
+            spans=rows.spans,
+            slice_rows=rows.slice_rows,
+            earlier_runs=earlier_runs,
+        )
