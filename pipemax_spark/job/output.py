@@ -1,15 +1,10 @@
 """Make the output table ready for a run: create it, or add the columns and the spec that it lacks."""
 
-from typing import TYPE_CHECKING
-
 from pipemax_spark.job.job import JobCall
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.storage.spec_properties import spec_property, spec_texts
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 
 def make_output(call: JobCall, checked: Checked) -> bool:
@@ -24,13 +19,10 @@ def make_output(call: JobCall, checked: Checked) -> bool:
     if is_new:
         table.create(schema)
     is_known = not is_new and checked.spec.hash in spec_texts(table.properties())
-    if not is_new and not (is_known and _holds(table.read().schema, schema)):
-        table.add_columns(schema)
+    if not is_new:
+        held = table.read().schema
+        if not is_known or any(find_field(name, held) is None for name in schema.names):
+            table.add_columns(schema)
     if not is_known:
         table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), call.run_id))
     return is_empty
-
-
-def _holds(table_schema: "StructType", needed: "StructType") -> bool:
-    """Tell whether the table has all of the needed top-level columns."""
-    return all(find_field(name, table_schema) is not None for name in needed.names)

@@ -16,7 +16,7 @@ from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
 from pipemax_spark.job.recovery import SpoolRecovery
-from pipemax_spark.job.resuming import Resuming, resuming_of
+from pipemax_spark.job.resuming import resuming_of
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
@@ -101,7 +101,10 @@ class Preparing:
         # From here on no earlier run can commit, so the rows that are left no longer change.
         claim = self._claimed()
         outcomes = self._outcomes()
-        slices = None if resuming is None else self._resumed(resuming, claim, outcomes)
+        slices = None
+        if resuming is not None:
+            commit_spool = partial(self._commit_spool, claim, outcomes)
+            slices = resuming.slices_left(self._number, self._slicing, self._engines, commit_spool)
         if slices is None:
             if not (left.version is not None and (was_claimed or claim.directly_follows(left.version))):
                 known = rows if self._is_empty and batch.stream is None else None
@@ -206,10 +209,6 @@ class Preparing:
         """Return the dead runs that left completions under this spec."""
         spec_hash = self._job.checked.spec.hash
         return [run for run in self._job.work.left_runs if run.has_spool and run.spec_hash == spec_hash]
-
-    def _resumed(self, resuming: Resuming, claim: Claim, outcomes: Outcomes) -> Slices | None:
-        commit_spool = partial(self._commit_spool, claim, outcomes)
-        return resuming.slices_left(self._number, self._slicing, self._engines, commit_spool)
 
     def _recover(self, left: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
         """Commit the rows that dead runs had completed under this spec, and return the rows that are left after that.

@@ -10,7 +10,7 @@ late reports.
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, is_from_task
@@ -19,44 +19,33 @@ SILENT_S = 30.0
 """A server that has not been heard of for this long no longer counts as running."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Totals:
-    """One job's totals over all servers and tasks. Rows that a retried task did again count again."""
+    """Sums over the latest report of each server and task. Rows that a retried task did again count again."""
 
     rows_done: int = 0
     rows_reused: int = 0
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)
     """ErrorCode → a message."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    rows_taken: int = 0
+    """Rows that reporting servers have received and silent ones have completed: the silent ones' other rows go to
+    others."""
 
     @property
     def rows_error(self) -> int:
-        return sum(self.errors.values())
+        return self.errors.total()
 
     @property
     def errors_with_examples(self) -> dict[str, tuple[int, str]]:
         """ErrorCode → (rows, a message)."""
         return {code: (rows, self.error_examples.get(code, "")) for code, rows in self.errors.items()}
 
-
-@dataclass(slots=True)
-class _Sums:
-    """Sums over the latest report of each sender."""
-
-    rows_done: int = 0
-    rows_reused: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    error_examples: dict[str, str] = field(default_factory=dict)
-    rows_taken: int = 0
-    """Rows that reporting servers have received and silent ones have completed: the silent ones' other rows go to
-    others."""
-
-    def replace(self, old: JobStats, new: JobStats) -> None:
+    def exchange(self, old: JobStats, new: JobStats) -> None:
+        """Count a report in the place of its sender's last one."""
         self.rows_done += new.rows_done - old.rows_done
         self.rows_reused += new.rows_reused - old.rows_reused
         self.prompt_tokens += new.prompt_tokens - old.prompt_tokens
@@ -93,7 +82,7 @@ class ReportTotals:
     def __init__(self, job_of: Callable[[ServerStats], JobStats]) -> None:
         """Sum up the part of each report that ``job_of`` returns."""
         self._job_of = job_of
-        self._sums = _Sums()
+        self._totals = Totals()
         self._reporting: dict[str, _Heard] = {}
         """Server → its latest report, in the order in which they came."""
         self._silent: dict[str, _Known] = {}
@@ -108,18 +97,9 @@ class ReportTotals:
         return self._take_server(stats, now_s)
 
     def totals(self) -> Totals:
-        sums = self._sums
-        errors = {code: rows for code, rows in sums.errors.items() if rows}
-        return Totals(
-            rows_done=sums.rows_done,
-            rows_reused=sums.rows_reused,
-            errors=errors,
-            error_examples={
-                code: sums.error_examples[code] for code in errors if code in sums.error_examples
-            },
-            prompt_tokens=sums.prompt_tokens,
-            completion_tokens=sums.completion_tokens,
-        )
+        """Return the present totals, which later reports do not change."""
+        examples = dict(self._totals.error_examples)
+        return replace(self._totals, errors=+self._totals.errors, error_examples=examples)
 
     def servers(self, *, now_s: float) -> list[ServerStats]:
         """Return the latest report of each server that still reports, sorted by name."""
@@ -142,7 +122,7 @@ class ReportTotals:
     def rows_taken(self, *, now_s: float) -> int:
         """Return how many rows engines have received, without those that fell silent before they had done them."""
         self._note_silence(now_s)
-        return self._sums.rows_taken
+        return self._totals.rows_taken
 
     def _take_task(self, stats: ServerStats) -> bool:
         digest = hashlib.blake2b(stats.server_id.encode(), digest_size=16).digest()
@@ -154,7 +134,7 @@ class ReportTotals:
         if not has_ended and known is not None and known.at_unix_s > stats.at_unix_s:
             return False
         job = self._job_of(stats)
-        self._sums.replace(_NO_ROWS if known is None else known.job, job)
+        self._totals.exchange(_NO_ROWS if known is None else known.job, job)
         if has_ended:
             self._tasks.pop(stats.server_id, None)
             self._ended_tasks.add(digest)
@@ -177,8 +157,8 @@ class ReportTotals:
         self._reporting.pop(server_id, None)
         self._silent.pop(server_id, None)
         self._reporting[server_id] = _Heard(now_s, stats, job)
-        self._sums.replace(before, job)
-        self._sums.rows_taken += job.rows_received - taken
+        self._totals.exchange(before, job)
+        self._totals.rows_taken += job.rows_received - taken
         if job.rows_done:
             self._servers_with_rows.add(server_id)
         return True
@@ -191,7 +171,7 @@ class ReportTotals:
                 return
             del self._reporting[server_id]
             self._silent[server_id] = _Known(heard.stats.at_unix_s, heard.job)
-            self._sums.rows_taken += heard.job.rows_done - heard.job.rows_received
+            self._totals.rows_taken += heard.job.rows_done - heard.job.rows_received
 
 
 _NO_ROWS = JobStats()
