@@ -33,7 +33,7 @@ _VALIDATOR = "org.apache.iceberg.SnapshotAncestryValidator"
 _ATTEMPTS = 5
 
 
-class Fence:
+class CommitValidator:
     """Iceberg's validator of one commit, called back from the JVM for each state that the commit may replace."""
 
     def __init__(self, table: "JavaObject", transaction: Transaction) -> None:
@@ -99,7 +99,7 @@ def commit_fenced(
         change = begin(pending)
         for name, value in properties.items():
             change.set(name, value)
-        fence = Fence(pending.table(), transaction)
+        fence = CommitValidator(pending.table(), transaction)
         try:
             change.validateWith(fence)
             change.commit()

@@ -8,7 +8,7 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 
 from pipemax_spark.errors import CommitRefusedError, JobError
 from pipemax_spark.storage.iceberg_catalog import missing_columns
-from pipemax_spark.storage.iceberg_commits import NOTE, NUMBER_PROPERTY, Fence, commit_fenced
+from pipemax_spark.storage.iceberg_commits import NOTE, NUMBER_PROPERTY, CommitValidator, commit_fenced
 from pipemax_spark.storage.tables import Transaction
 
 
@@ -81,12 +81,12 @@ class Append:
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
         self._summary: dict[str, str] = {}
-        self._fence: Fence | None = None
+        self._fence: CommitValidator | None = None
 
     def set(self, name: str, value: str) -> None:
         self._summary[name] = value
 
-    def validateWith(self, fence: Fence) -> None:  # noqa: N802
+    def validateWith(self, fence: CommitValidator) -> None:  # noqa: N802
         self._fence = fence
 
     def commit(self) -> None:
