@@ -119,19 +119,19 @@ class PromptEncoder:
         if request.messages is not None:
             fields = [message_fields(message) for message in request.messages]
             texts = [text for message in request.messages for text in message.texts]
-            marked = self._special_tokens.mark([*texts, *texts_in(fields)])
-            if marked.mark is None:
+            marked, mark = self._special_tokens.mark([*texts, *texts_in(fields)])
+            if mark is None:
                 return request, None
-            new = iter(marked.texts)
+            new = iter(marked)
             contents = [_with_texts(message.content, new) for message in request.messages]
             new_fields = with_texts(fields, lambda _: next(new))
             messages = tuple(
                 Message(role=turn.role, content=content, fields=json.dumps(of_turn) if of_turn else None)
                 for turn, content, of_turn in zip(request.messages, contents, new_fields, strict=True)
             )
-            return replace(request, messages=messages), marked.mark
-        marked = self._special_tokens.mark([request.prompt or ""])
-        return (replace(request, prompt=marked.texts[0]) if marked.mark else request), marked.mark
+            return replace(request, messages=messages), mark
+        marked, mark = self._special_tokens.mark([request.prompt or ""])
+        return (replace(request, prompt=marked[0]) if mark else request), mark
 
     def fault_of_messages(self, request: GenerationRequest) -> RequestError | None:
         """Return the error of a role that is no word, or of a field that the template cannot be given, if any."""

@@ -11,7 +11,6 @@ alone those that the tokenizer itself does not call special (``<think>``, ``<too
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -29,15 +28,6 @@ class Tokenizer(Protocol):
         """Return text with ``tokenize=False``; the type of the result depends on the arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marked:
-    """Texts with a mark in the place of each special token."""
-
-    texts: tuple[str, ...]
-    mark: str | None
-    """What each mark begins with; the number of its word and ``;`` follow. None if the texts have no marks."""
-
-
 class SpecialTokens:
     """A tokenizer's special tokens, as words that a text may contain."""
 
@@ -50,13 +40,17 @@ class SpecialTokens:
         self._numbers = {word: number for number, word in enumerate(self.words)}
         self._pattern = re.compile("|".join(map(re.escape, self.words)) or "(?!)")
 
-    def mark(self, texts: Sequence[str]) -> Marked:
+    def mark(self, texts: Sequence[str]) -> tuple[Sequence[str], str | None]:
+        """Return the texts with a mark in the place of each special token, and what each mark begins with.
+
+        The number of its word and ``;`` follow. None if the texts have no special tokens.
+        """
         if not any(map(self._pattern.search, texts)):
-            return Marked(texts=tuple(texts), mark=None)
+            return texts, None
         # No text contains its own digest, so no row can contain a mark.
         digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
-        marked = (self._pattern.sub(lambda m: f"{digest}-{self._numbers[m[0]]};", text) for text in texts)
-        return Marked(texts=tuple(marked), mark=f"{digest}-")
+        marked = [self._pattern.sub(lambda m: f"{digest}-{self._numbers[m[0]]};", text) for text in texts]
+        return marked, f"{digest}-"
 
     def tokenize(self, rendered: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
         """Return the token ids of a text with marks.

@@ -37,17 +37,17 @@ def end_with_server() -> None:
     identity = os.environ.get(SERVER_IDENTITY_VARIABLE)
     if identity is None:
         return
+    server = ProcessIdentity.parse(identity)
     hold_back_repeated_lines()
-    pid, start_ticks = (int(part) for part in identity.split(":"))
-    if pid == os.getpid() or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
+    if server.pid == os.getpid() or any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
         return
     write_stacks_when_told()
     # First: if the server is found alive after this, no successor of it can have found the GPUs unused.
     hold_gpus()
     try:
-        pidfd = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(server.pid)
         # Since the server's death its pid may have been given to another process.
-        is_server = ProcessIdentity.of(pid).start_ticks == start_ticks
+        is_server = ProcessIdentity.of(server.pid) == server
     except ProcessLookupError:
         is_server = False
     if not is_server:

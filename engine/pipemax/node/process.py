@@ -4,6 +4,7 @@ Spark's side gets this from ``pipemax.wire``, whose messages name processes.
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,15 @@ class ProcessIdentity:
     pid: int
     start_ticks: int
     """Field 22 of /proc/PID/stat: clock ticks after boot."""
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.start_ticks}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the process that ``str`` wrote. ``ValueError`` for any other text."""
+        pid, start_ticks = map(int, text.split(":"))
+        return cls(pid=pid, start_ticks=start_ticks)
 
     @classmethod
     def of(cls, pid: int) -> Self:
@@ -53,17 +63,24 @@ def pid_namespace() -> str | None:
         return None
 
 
-def running_in_group(group: int) -> list[int]:
-    """Return the pids of a process group's members that are no zombies."""
-    running = []
+def all_processes() -> Iterator[tuple[ProcessIdentity, str, int, int]]:
+    """Yield each process with its state letter, its parent's pid and its process group."""
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, members_group = stat_fields(int(directory.name))[:3]
+            fields = stat_fields(int(directory.name))
         except ProcessLookupError:
             continue
-        if int(members_group) == group and state not in "ZX":
-            running.append(int(directory.name))
-    return running
+        process = ProcessIdentity(pid=int(directory.name), start_ticks=int(fields[19]))
+        yield process, fields[0], int(fields[1]), int(fields[2])
+
+
+def running_in_group(group: int) -> list[int]:
+    """Return the pids of a process group's members that are no zombies."""
+    return [
+        process.pid
+        for process, state, _, process_group in all_processes()
+        if process_group == group and state not in "ZX"
+    ]
 
 
 def _process_state(pid: int) -> tuple[str, int]:

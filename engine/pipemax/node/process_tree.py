@@ -4,16 +4,14 @@ The stacks of all threads are written first, here and by the processes that can 
 so that the log says what did not end.
 """
 
-import contextlib
 import faulthandler
 import os
 import signal
 import time
 from collections import defaultdict
-from pathlib import Path
 
 from pipemax.node.lifetime import STACKS_SIGNAL
-from pipemax.node.process import ProcessIdentity, stat_fields
+from pipemax.node.process import ProcessIdentity, all_processes
 
 _STACKS_S = 1.0
 """How long processes may take to write their stacks."""
@@ -45,15 +43,12 @@ def _running(*, own_group: bool) -> list[ProcessIdentity]:
     below: dict[int, list[int]] = defaultdict(list)
     running: dict[int, ProcessIdentity] = {}
     descendants: set[int] = set()
-    for directory in Path("/proc").glob("[0-9]*"):
-        pid = int(directory.name)
-        with contextlib.suppress(ProcessLookupError):
-            fields = stat_fields(pid)
-            below[int(fields[1])].append(pid)
-            if fields[0] not in "ZX":
-                running[pid] = ProcessIdentity(pid=pid, start_ticks=int(fields[19]))
-            if own_group and int(fields[2]) == group:
-                descendants.add(pid)
+    for process, state, parent, process_group in all_processes():
+        below[parent].append(process.pid)
+        if state not in "ZX":
+            running[process.pid] = process
+        if own_group and process_group == group:
+            descendants.add(process.pid)
     parents = [this_pid, *descendants]
     while parents:
         children = set(below[parents.pop()]) - descendants

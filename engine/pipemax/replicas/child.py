@@ -96,8 +96,7 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
         format=f"%(asctime)s %(levelname)s replica {start.number} %(name)s: %(message)s",
     )
     end_with_server()
-    process = ProcessIdentity.of_this_process()
-    os.environ[SERVER_IDENTITY_VARIABLE] = f"{process.pid}:{process.start_ticks}"
+    os.environ[SERVER_IDENTITY_VARIABLE] = str(ProcessIdentity.of_this_process())
     try:
         factory, config = load_factory(), EngineConfig.parse(start.config)
         if start.asks_whether_it_measures and not factory.measures(config):

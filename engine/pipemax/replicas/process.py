@@ -160,8 +160,7 @@ def _how_it_ended(pid: int) -> str:
 
 def _environment(share: Share) -> dict[str, str]:
     """Return the environment of a replica. This process is the one that it ends with."""
-    process = ProcessIdentity.of_this_process()
-    environ = {**os.environ, SERVER_IDENTITY_VARIABLE: f"{process.pid}:{process.start_ticks}"}
+    environ = {**os.environ, SERVER_IDENTITY_VARIABLE: str(ProcessIdentity.of_this_process())}
     if share.gpus:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     # It speaks of the cores of one engine over the whole machine.

@@ -173,7 +173,7 @@ class EngineHost:
             is_fault = state.refusal is not None and state.refusal.code is SessionErrorCode.MACHINE_FAULT
             engine = state.resident.engine.stats() if state.resident else EngineStats()
             return ServerStats(
-                server_id=f"{host_name}:{identity.pid}:{identity.start_ticks}",
+                server_id=f"{host_name}:{identity}",
                 host=host_name,
                 pid=identity.pid,
                 at_unix_s=time.time(),

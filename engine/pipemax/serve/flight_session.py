@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 from pyarrow import flight
@@ -46,12 +45,6 @@ stream that asks for credit counts as asking."""
 _MAX_ROWS_PER_MESSAGE = 1_024
 # Exceptions that the stream raises when the client is gone.
 STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
-
-
-class CallContext(Protocol):
-    """The part of Flight's call context that a session uses."""
-
-    def is_cancelled(self) -> bool: ...
 
 
 class SessionFailedError(Exception):
@@ -94,7 +87,7 @@ class Session:
         turns: Turns,
         equals: EqualRequests | None,
         sessions: EngineSessions,
-        context: CallContext,
+        context: flight.ServerCallContext,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:

@@ -6,6 +6,7 @@ zombie.
 """
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -14,10 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipemax.node.bounded_log import BoundedLog
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE, SIGTERM_CLOSE_S, write_stacks_when_told
+from pipemax.node.process import ProcessIdentity
 from pipemax.node.repeated_lines import hold_back_repeated_lines
 from pipemax.serve.limits import LogLimits, Timings, WindowLimits
 
@@ -32,6 +34,7 @@ _NO_TIME_S = 0.5
 _NOTICE_S = 2.0
 """Most time for clients to notice that the server ends."""
 _LOOK_S = 0.1
+_SETTINGS: dict[str, Any] = {"timings": Timings, "limits": WindowLimits, "log_limits": LogLimits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,8 @@ class ServerOptions:
     """The options of the command line."""
 
     socket: Path
-    watch_jvm: tuple[int, int]
-    """pid and start ticks of the process that bounds the server's life."""
+    watch_jvm: ProcessIdentity
+    """The process that bounds the server's life."""
     log: Path
     timings: Timings
     limits: WindowLimits
@@ -66,21 +69,18 @@ def parse_options(arguments: Sequence[str]) -> ServerOptions:
     """Parse the command line. ``SystemExit``, with the usage on standard error, for a bad option."""
     parser = argparse.ArgumentParser(prog="python -m pipemax.serve", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
-    parser.add_argument("--watch-jvm", type=_identity, required=True, metavar="PID:TICKS")
+    parser.add_argument("--watch-jvm", type=ProcessIdentity.parse, required=True, metavar="PID:TICKS")
     parser.add_argument("--log", type=Path, required=True)
-    for settings in (Timings, WindowLimits, LogLimits):
+    for settings in _SETTINGS.values():
         for field in fields(settings):
             flag = f"--{field.name.replace('_', '-')}"
             parser.add_argument(flag, type=type(field.default), default=field.default)
     values = vars(parser.parse_args(arguments))
-    return ServerOptions(
-        socket=values["socket"],
-        watch_jvm=values["watch_jvm"],
-        log=values["log"],
-        timings=Timings(**{field.name: values[field.name] for field in fields(Timings)}),
-        limits=WindowLimits(**{field.name: values[field.name] for field in fields(WindowLimits)}),
-        log_limits=LogLimits(**{field.name: values[field.name] for field in fields(LogLimits)}),
-    )
+    groups = {
+        name: settings(**{field.name: values.pop(field.name) for field in fields(settings)})
+        for name, settings in _SETTINGS.items()
+    }
+    return ServerOptions(**groups, **values)
 
 
 def main(
@@ -146,23 +146,21 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     from pipemax.serve.lifecycle import Exit, Lifecycle
     from pipemax.serve.rows.journal import Journal
     from pipemax.serve.server import EngineServer
-    from pipemax.wire import ProcessIdentity
 
     BoundedLog(options.log, max_bytes=options.log_limits.log_bytes).watch(
         period_s=options.log_limits.log_look_s
     )
     process = ProcessIdentity.of_this_process()
     # The engine's processes inherit it, and end when the process that it names has ended.
-    os.environ[SERVER_IDENTITY_VARIABLE] = f"{process.pid}:{process.start_ticks}"
-    pid, ticks = options.watch_jvm
-    lifecycle = Lifecycle(ProcessIdentity(pid=pid, start_ticks=ticks), options.timings, socket=options.socket)
+    os.environ[SERVER_IDENTITY_VARIABLE] = str(process)
+    lifecycle = Lifecycle(options.watch_jvm, options.timings, socket=options.socket)
     terminated = Exit(reason="SIGTERM", close_within_s=SIGTERM_CLOSE_S)
     signal.signal(signal.SIGTERM, lambda *_: lifecycle.stop(terminated))
     os.umask(0o077)
     gpus = GpuLocks(options.gpu_locks, visible_gpus(os.environ))
     os.environ.update(gpus.environment)
     journal = Journal(options.journal)
-    suspects = journal.suspects.count
+    num_suspects = journal.suspects.count
     server = EngineServer(
         str(options.socket),
         engine_factory=factory,
@@ -172,9 +170,9 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
         limits=options.limits,
         gpus=gpus,
     )
-    _write_record(options, suspects)
+    _write_record(options, process, num_suspects)
     lifecycle.start()
-    log.info("listening, pid %d, for the executor with pid %d", process.pid, pid)
+    log.info("listening, pid %d, for the executor with pid %d", process.pid, options.watch_jvm.pid)
     tell_listening()
     cause = lifecycle.wait()
     log.info("ending: %s", cause.reason)
@@ -182,21 +180,16 @@ def _serve(options: ServerOptions, factory: "EngineFactory", tell_listening: Cal
     return cause.status
 
 
-def _write_record(options: ServerOptions, suspects: int) -> None:
-    import json
-
-    from pipemax.wire import ProcessIdentity
-
-    process = ProcessIdentity.of_this_process()
+def _write_record(options: ServerOptions, process: ProcessIdentity, num_suspects: int) -> None:
     draft = options.record.with_suffix(".draft")
     draft.write_text(
         json.dumps(
             {
                 "pid": process.pid,
                 "start_ticks": process.start_ticks,
-                "executor": list(options.watch_jvm),
+                "executor": [options.watch_jvm.pid, options.watch_jvm.start_ticks],
                 "log": str(options.log),
-                "suspects": suspects,
+                "suspects": num_suspects,
             }
         )
     )
@@ -237,8 +230,3 @@ def _close(server: "EngineServer", lifecycle: "Lifecycle", cause: "Exit", timing
         if time.monotonic() >= deadline_s:
             return False
     return True
-
-
-def _identity(text: str) -> tuple[int, int]:
-    pid, _, ticks = text.partition(":")
-    return int(pid), int(ticks)

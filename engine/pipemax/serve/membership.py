@@ -57,21 +57,20 @@ class Member:
 class StartFailures:
     """Engines that did not start. The same job is refused again at once; another job is a new attempt."""
 
-    _reasons: dict[str, str] = field(default_factory=dict)
-    _jobs: dict[str, set[str]] = field(default_factory=dict)
+    _failures: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    """By the engine's id: the last reason, and the jobs that have heard of a failure."""
 
     def record(self, engine_id: str, reason: str, job_ids: set[str]) -> None:
-        self._reasons[engine_id] = reason
-        self._jobs.setdefault(engine_id, set()).update(job_ids)
+        _, known_to = self._failures.get(engine_id, ("", frozenset()))
+        self._failures[engine_id] = reason, known_to | job_ids
 
     def forget(self, engine_id: str) -> None:
-        self._reasons.pop(engine_id, None)
-        self._jobs.pop(engine_id, None)
+        self._failures.pop(engine_id, None)
 
     def known_to(self, engine_id: str, job_id: str) -> Refused | None:
-        if job_id not in self._jobs.get(engine_id, ()):
+        reason, jobs = self._failures.get(engine_id, ("", frozenset()))
+        if job_id not in jobs:
             return None
-        reason = self._reasons[engine_id]
         return Refused(
             code=SessionErrorCode.ENGINE_START_FAILED, detail=f"{reason} (not tried again in this job)"
         )

@@ -70,10 +70,10 @@ def test_words_of_the_system_message_and_of_a_plain_prompt_are_the_author_s(toke
 
 
 def test_a_string_that_looks_like_a_placeholder_stays_a_string(tokenizer: Any) -> None:
-    marked = encoder(tokenizer)._special_tokens.mark([ATTACK])
-    token_ids = encoded(tokenizer, prompt=f"{marked.texts[0]}{ATTACK}")
+    marked, _ = encoder(tokenizer)._special_tokens.mark([ATTACK])
+    token_ids = encoded(tokenizer, prompt=f"{marked[0]}{ATTACK}")
     assert isinstance(token_ids, list)
-    assert marked.texts[0] in tokenizer.decode(token_ids)
+    assert marked[0] in tokenizer.decode(token_ids)
 
 
 def test_a_role_that_is_not_a_word_is_refused(tokenizer: Any) -> None:
