@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
 
 from pipemax.generation import Sampling
 from pipemax.wire.row_faults import encodable
@@ -45,9 +44,3 @@ class GenerationSpec(Sampling):
             if not isinstance(value, dict):
                 raise ValueError(f"{name} must be a {kind}, not a {type(value).__name__}")
         return Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)})
-
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> Self:
-        """Return the spec that became these plain values."""
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**values | lists)

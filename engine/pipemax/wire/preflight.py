@@ -1,15 +1,15 @@
 """The question to an engine's environment before any engine starts, and its answer."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from pipemax.wire.generation_spec import GenerationSpec
+from pipemax.wire.message import Message
 from pipemax.wire.session import SessionErrorCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightRequest:
+class PreflightRequest(Message):
     """The request that ``python -m pipemax preflight`` reads from standard input before any engine starts."""
 
     engine: dict[str, Any]
@@ -31,24 +31,9 @@ class PreflightRequest:
         """The number of requests of all rows, if known: one for each question."""
         return None if self.rows is None else self.rows * max(1, len(self.questions))
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Self:
-        values = json.loads(text)
-        return cls(
-            **{
-                **values,
-                "generation": GenerationSpec.of_json(values["generation"]),
-                "questions": tuple(GenerationSpec.of_json(question) for question in values["questions"]),
-                "question_names": tuple(values["question_names"]),
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightReply:
+class PreflightReply(Message):
     """The reply that ``python -m pipemax preflight`` writes to standard output: one JSON line."""
 
     error_code: SessionErrorCode | None = None
@@ -79,12 +64,3 @@ class PreflightReply:
     """What the user should know and need not act upon now, a sentence each."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package → version in the engine's environment."""
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Self:
-        values = json.loads(text)
-        code = values["error_code"]
-        return cls(**{**values, "error_code": SessionErrorCode(code) if code else None})

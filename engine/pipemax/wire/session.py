@@ -1,12 +1,13 @@
 """The messages of a session between a Spark task and an engine server."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
 from pipemax.node.process import ProcessIdentity
 from pipemax.wire.generation_spec import GenerationSpec
+from pipemax.wire.message import Message
 from pipemax.wire.version import PACKAGE_VERSION, WIRE_VERSION
 
 HEARTBEAT_PERIOD_S = 1.0
@@ -48,7 +49,7 @@ class CollectorAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionHeader:
+class SessionHeader(Message):
     """The first message of a client."""
 
     job_id: str
@@ -71,26 +72,11 @@ class SessionHeader:
     wire_version: int = WIRE_VERSION
     package_version: str = PACKAGE_VERSION
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
         """Parse a header. Raise ``ValueError`` if it is not one of this version; check ``versions_of`` first."""
         try:
-            values = json.loads(text)
-            generation = values["generation"]
-            collector = values["collector"]
-            return cls(
-                **{
-                    **values,
-                    "client": ProcessIdentity(**values["client"]),
-                    "daemon": ProcessIdentity(**values["daemon"]),
-                    "generation": GenerationSpec.of_json(generation),
-                    "questions": tuple(GenerationSpec.of_json(question) for question in values["questions"]),
-                    "collector": CollectorAddress(**collector) if collector else None,
-                }
-            )
+            return cls.of_json(json.loads(text))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a session header of wire version {WIRE_VERSION}: {error!r}") from error
 
@@ -114,7 +100,7 @@ class MessageKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMessage:
+class ServerMessage(Message):
     """A message of the server: one JSON object in ``app_metadata``."""
 
     kind: MessageKind
@@ -123,18 +109,3 @@ class ServerMessage:
     credit_rows: int = 0
     credit_bytes: int = 0
     code: SessionErrorCode | None = None
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Self:
-        values = json.loads(text)
-        code = values["code"]
-        return cls(
-            **{
-                **values,
-                "kind": MessageKind(values["kind"]),
-                "code": SessionErrorCode(code) if code else None,
-            }
-        )

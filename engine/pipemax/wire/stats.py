@@ -1,9 +1,11 @@
 """What a server reports of itself and its jobs, and what a job's collector answers."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
+
+from pipemax.wire.message import Message
 
 
 class ServerAction(StrEnum):
@@ -40,7 +42,7 @@ class JobStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOutlook:
+class JobOutlook(Message):
     """A collector's answer to a report: the rest of its job, over all engines."""
 
     job_id: str
@@ -51,16 +53,9 @@ class JobOutlook:
     report_after_s: float = 0.0
     """Minimum time until the sender's next report, so that many senders do not keep the driver busy."""
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Self:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStats:
+class ServerStats(Message):
     """A server's report to the collector every few seconds, and its answer to the ``stats`` action."""
 
     server_id: str
@@ -99,12 +94,8 @@ class ServerStats:
     """The fault of the machine, such as of a GPU, that the engine died of; empty if it did not."""
     jobs: dict[str, JobStats] = field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
     @classmethod
     def from_bytes(cls, text: bytes) -> Self:
-        values = json.loads(text)
-        known = {f.name for f in fields(cls)}
-        jobs = {job_id: JobStats(**job) for job_id, job in values.get("jobs", {}).items()}
-        return cls(**{**{name: value for name, value in values.items() if name in known}, "jobs": jobs})
+        """Read a report, which may be of another version; leave out what this one does not know."""
+        known = {column.name for column in fields(cls)}
+        return cls.of_json({name: value for name, value in json.loads(text).items() if name in known})
