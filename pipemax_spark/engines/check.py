@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pipemax.wire import PreflightReply, PreflightRequest
 from pipemax_spark.errors import JobError
-from pipemax_spark.executor.client import EngineOptions, engine_command, engine_environment
+from pipemax_spark.executor.client import EngineOptions
+from pipemax_spark.executor.engine_environment import engine_command, engine_environment
 from pipemax_spark.executor.resources import gpu_environment
 from pipemax_spark.executor.server_process import find_executor
 from pipemax_spark.spark.executor_call import call_on_executor

@@ -31,7 +31,6 @@ from pipemax.wire import (
     SessionHeader,
 )
 from pipemax_spark.errors import EngineSessionError
-from pipemax_spark.executor.engine_environment import engine_command, engine_environment
 from pipemax_spark.executor.feed import Feed
 from pipemax_spark.executor.server_process import (
     STREAM_ERRORS,
@@ -43,8 +42,6 @@ from pipemax_spark.executor.server_process import (
     kill_server,
     server_files,
 )
-
-__all__ = ["EngineOptions", "EngineSessionError", "complete", "engine_command", "engine_environment"]
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pipemax.wire import (
     RequestError,
     RowFaultError,
     fields_text,
-    guarded,
+    guarded_all,
     python_values,
 )
 from pipemax_spark.errors import JobError
@@ -40,9 +40,8 @@ def messages_of(column: pa.Array) -> tuple[pa.Array, list[RequestError | None]]:
         return column, no_faults
     if pa.types.is_null(kind):
         return pa.nulls(len(column), wanted), no_faults
-    rows = [guarded(_turns, row, ErrorCode.INVALID_PROMPT) for row in python_values(column)]
-    faults = [row if isinstance(row, RequestError) else None for row in rows]
-    return pa.array([None if isinstance(row, RequestError) else row for row in rows], wanted), faults
+    rows, faults = guarded_all(_turns, python_values(column), ErrorCode.INVALID_PROMPT)
+    return pa.array(rows, wanted), faults
 
 
 def check_conversations(kind: pa.DataType) -> None:

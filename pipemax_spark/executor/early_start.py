@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import flight
 
-from pipemax.wire import REQUEST_SCHEMA, MessageKind, ServerAction, ServerMessage, ServerStats
+from pipemax.wire import REQUEST_SCHEMA, MessageKind, ServerAction, ServerMessage
 from pipemax_spark.errors import EngineSessionError
 from pipemax_spark.executor.client import EngineOptions, session_header
 from pipemax_spark.executor.server_process import (
     STREAM_ERRORS,
+    ask_server,
     connect,
     ensure_server,
     find_executor,
@@ -89,6 +90,4 @@ def _open_session(client: flight.FlightClient, header: bytes) -> None:
 
 
 def _is_loading(client: flight.FlightClient) -> bool:
-    options = flight.FlightCallOptions(timeout=_LOADING_TIMEOUT_S)
-    answer = list(client.do_action(flight.Action(ServerAction.HEALTH, b""), options))
-    return ServerStats.from_bytes(answer[0].body.to_pybytes()).state == "loading"
+    return ask_server(client, ServerAction.HEALTH, timeout_s=_LOADING_TIMEOUT_S).state == "loading"

@@ -4,16 +4,13 @@ A column of a wrong type is refused; a value that does not fit is its row's ``in
 ``annotate()`` and the UDF all convert here, so no setting of Spark's changes what becomes of a value.
 """
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
 from pipemax.wire import (
     OVERRIDES_TYPE,
     ErrorCode,
     RequestError,
-    RowFaultError,
-    guarded,
+    guarded_all,
     python_values,
     row_setting,
 )
@@ -53,34 +50,17 @@ def overrides_of(options: pa.Array) -> tuple[pa.StructArray, list[RequestError |
     if options.type == OVERRIDES_TYPE:
         return options, no_faults
     # Field by field: a text that is no UTF-8 is then the fault of its own field.
-    names = [field.name for field in options.type]
-    columns = [python_values(options.field(place)) for place in range(len(names))]
-    converted = [
-        guarded(_Converter(names), row, ErrorCode.INVALID_PARAMETER) for row in zip(*columns, strict=True)
-    ]
-    is_null = options.is_null().to_pylist()
+    columns = [python_values(options.field(place)) for place in range(len(options.type))]
     rows = [
-        None if null or isinstance(row, RequestError) else row
-        for null, row in zip(is_null, converted, strict=True)
+        None if is_null else dict(zip([field.name for field in options.type], values, strict=True))
+        for is_null, *values in zip(options.is_null().to_pylist(), *columns, strict=True)
     ]
-    faults = [
-        row if isinstance(row, RequestError) and not null else None
-        for null, row in zip(is_null, converted, strict=True)
-    ]
-    return pa.array(rows, OVERRIDES_TYPE), faults
+    settings, faults = guarded_all(_settings, rows, ErrorCode.INVALID_PARAMETER)
+    return pa.array(settings, OVERRIDES_TYPE), faults
 
 
-class _Converter:
-    """Converts one row's options, in the order of their names."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
-    def __call__(self, values: Sequence[object]) -> dict[str, object]:
-        try:
-            return {name: row_setting(name, value) for name, value in zip(self._names, values, strict=True)}
-        except ValueError as error:
-            raise RowFaultError(ErrorCode.INVALID_PARAMETER, str(error)) from None
+def _settings(row: dict[str, object] | None) -> dict[str, object] | None:
+    return row and {name: row_setting(name, value) for name, value in row.items()}
 
 
 def _can_fit(kind: pa.DataType, wanted: pa.DataType) -> bool:

@@ -35,39 +35,38 @@ from urllib.parse import unquote
 
 from pipemax.wire import encodable
 from pipemax_spark.executor.json_values import (
-    Array,
-    Boolean,
-    Date,
-    Decimal,
-    Integer,
-    JsonText,
-    Map,
-    NotNull,
-    Nullable,
-    Number,
-    OneOf,
+    BOOLEAN,
+    DATE,
+    JSON_TEXT,
+    STRING,
+    TIMESTAMP,
     Parser,
-    String,
-    Struct,
-    Timestamp,
+    array,
+    decimal,
+    integer,
+    map_of,
+    number,
+    one_of,
+    or_null,
+    struct,
 )
 
 SPARK_TYPE = "x-spark-type"
 NULLABLE = "x-spark-nullable"
 SPARK_TYPES: dict[str, tuple[str, Parser]] = {
-    "tinyint": ("integer", Integer(8)),
-    "smallint": ("integer", Integer(16)),
-    "int": ("integer", Integer(32)),
-    "float": ("number", Number(32)),
-    "date": ("string", Date()),
-    "timestamp": ("string", Timestamp()),
+    "tinyint": ("integer", integer(8)),
+    "smallint": ("integer", integer(16)),
+    "int": ("integer", integer(32)),
+    "float": ("number", number(32)),
+    "date": ("string", DATE),
+    "timestamp": ("string", TIMESTAMP),
 }
 """Value of ``x-spark-type`` (other than decimal(p,s)) → its JSON type and parser."""
 _SCALARS: Mapping[str, Parser] = {
-    "string": String(),
-    "integer": Integer(),
-    "number": Number(),
-    "boolean": Boolean(),
+    "string": STRING,
+    "integer": integer(),
+    "number": number(),
+    "boolean": BOOLEAN,
 }
 _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 _VALUES = ("enum", "const", "default", "examples")
@@ -144,14 +143,17 @@ class _Place:
 
 def _compile(schema: object, place: _Place) -> Parser:
     if not isinstance(schema, Mapping):
-        return JsonText()  # true and false are schemas too
+        return JSON_TEXT  # true and false are schemas too
     if (reference := schema.get("$ref")) is not None:
         if reference in place.following:
-            return JsonText()
+            return JSON_TEXT
         target = _resolve(reference, place)
         return _compile(target, replace(place, following=place.following | {reference}))
     if NULLABLE in schema and schema[NULLABLE] is not True:
-        return _not_null(_compile({**schema, NULLABLE: True}, place), place)
+        parser = _compile({**schema, NULLABLE: True}, place)
+        if parser.takes_null:
+            raise ValueError(f"{place.path} may be null, so {NULLABLE} cannot be false")
+        return replace(parser, is_nullable=False)
     options = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if options is not None and "type" not in schema:
         return _compile_union(options, place)
@@ -161,20 +163,20 @@ def _compile(schema: object, place: _Place) -> Parser:
     if isinstance(kinds, list):
         rest = [kind for kind in kinds if kind != "null"]
         if len(rest) != 1:
-            return JsonText()
+            return JSON_TEXT
         inner = _compile({**schema, "type": rest[0]}, place)
-        return Nullable(inner) if len(rest) < len(kinds) else inner
+        return or_null(inner) if len(rest) < len(kinds) else inner
     if (spark_type := schema.get(SPARK_TYPE)) is not None:
         return _compile_spark_type(spark_type, kinds, place)
     match kinds:
         case "array" if isinstance(schema.get("items"), Mapping) and "prefixItems" not in schema:
-            return Array(_compile(schema["items"], place.below("[]")))
+            return array(_compile(schema["items"], place.below("[]")))
         case "object":
             return _compile_object(schema, place)
         case str():
-            return _SCALARS.get(kinds, JsonText())
+            return _SCALARS.get(kinds, JSON_TEXT)
         case _:
-            return JsonText()
+            return JSON_TEXT
 
 
 def _check_references(schema: object) -> None:
@@ -200,8 +202,8 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
     others = schema.get("additionalProperties")
     if not properties:
         if isinstance(others, Mapping) and others:
-            return Map(_compile(others, place.below(".*")))
-        return JsonText()
+            return map_of(_compile(others, place.below(".*")))
+        return JSON_TEXT
     by_lower: dict[str, str] = {}
     for name in properties:
         _check_storable(name, place)
@@ -210,14 +212,14 @@ def _compile_object(schema: Mapping[str, Any], place: _Place) -> Parser:
                 f"{place.path} has the properties {other!r} and {name!r}, which differ only in case: no table can "
                 "hold both; rename one"
             )
-    parts = tuple((name, _compile(part, place.below(f".{name}"))) for name, part in properties.items())
+    parts = {name: _compile(part, place.below(f".{name}")) for name, part in properties.items()}
     required = frozenset(schema.get("required", ())) & properties.keys()
-    for name, part in parts:
-        if isinstance(part, NotNull) and name not in required:
+    for name, part in parts.items():
+        if not part.is_nullable and name not in required:
             raise ValueError(
                 f"{place.path}.{name} is not nullable, but not required either; list it in 'required'"
             )
-    return Struct(parts, required)
+    return struct(parts, required)
 
 
 def _compile_spark_type(name: object, kind: object, place: _Place) -> Parser:
@@ -229,7 +231,7 @@ def _compile_spark_type(name: object, kind: object, place: _Place) -> Parser:
             raise ValueError(
                 f"{place.path} has the {SPARK_TYPE} {name!r}; it may have 1 to 38 digits in total"
             )
-        expected, parser = "string", Decimal(precision, scale)
+        expected, parser = "string", decimal(precision, scale)
     elif isinstance(name, str) and name in SPARK_TYPES:
         expected, parser = SPARK_TYPES[name]
     else:
@@ -241,18 +243,12 @@ def _compile_spark_type(name: object, kind: object, place: _Place) -> Parser:
     return parser
 
 
-def _not_null(parser: Parser, place: _Place) -> Parser:
-    if isinstance(parser, Nullable | JsonText):
-        raise ValueError(f"{place.path} may be null, so {NULLABLE} cannot be false")
-    return NotNull(parser)
-
-
 def _compile_union(options: list[object], place: _Place) -> Parser:
     rest = [option for option in options if option != {"type": "null"}]
     if len(rest) != 1:
-        return JsonText()
+        return JSON_TEXT
     inner = _compile(rest[0], place)
-    return Nullable(inner) if len(rest) < len(options) else inner
+    return or_null(inner) if len(rest) < len(options) else inner
 
 
 def _check_storable(text: str, place: _Place) -> None:
@@ -269,12 +265,12 @@ def _compile_enum(values: list[object], place: _Place) -> Parser:
     rest = tuple(value for value in values if value is not None)
     inner: Parser
     if rest and all(isinstance(value, str) for value in rest):
-        inner = OneOf(String(), rest)
+        inner = one_of(STRING, rest)
     elif rest and all(isinstance(value, int) and not isinstance(value, bool) for value in rest):
-        inner = OneOf(Integer(), rest)
+        inner = one_of(integer(), rest)
     else:
-        return JsonText()
-    return Nullable(inner) if len(rest) < len(values) else inner
+        return JSON_TEXT
+    return or_null(inner) if len(rest) < len(values) else inner
 
 
 def _resolve(reference: str, place: _Place) -> object:

@@ -165,6 +165,14 @@ def connect(files: ServerFiles) -> flight.FlightClient:
     return flight.FlightClient(files.location, generic_options=_CHANNEL_OPTIONS)
 
 
+def ask_server(
+    client: flight.FlightClient, action: ServerAction, *, timeout_s: float = _PROBE_TIMEOUT_S
+) -> ServerStats:
+    """Return the server's answer to an action. Raise one of ``STREAM_ERRORS`` if it does not answer."""
+    (answer,) = client.do_action(flight.Action(action, b""), flight.FlightCallOptions(timeout=timeout_s))
+    return ServerStats.from_bytes(answer.body.to_pybytes())
+
+
 def ensure_server(
     files: ServerFiles,
     executor: Executor,
@@ -205,16 +213,12 @@ def _serving(files: ServerFiles) -> ProcessIdentity | None:
     identity = files.recorded()
     if identity is None or not identity.is_running() or not files.socket.exists():
         return None
-    client = connect(files)
     try:
-        options = flight.FlightCallOptions(timeout=_PROBE_TIMEOUT_S)
-        answer = list(client.do_action(flight.Action(ServerAction.HEALTH, b""), options))
+        with connect(files) as client:
+            stats = ask_server(client, ServerAction.HEALTH)
     except STREAM_ERRORS as error:
         log.info("the engine server, pid %d, does not answer: %s", identity.pid, error)
         return None
-    finally:
-        client.close()
-    stats = ServerStats.from_bytes(answer[0].body.to_pybytes())
     return None if stats.state == "stopping" or stats.pid != identity.pid else identity
 
 

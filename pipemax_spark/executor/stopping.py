@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from pyarrow import flight
 
-from pipemax.wire import ProcessIdentity, ServerAction, ServerStats
+from pipemax.wire import ProcessIdentity, ServerAction
 from pipemax_spark.executor.server_process import (
     STREAM_ERRORS,
     Executor,
     ServerFiles,
+    ask_server,
     connect,
     files_of_all_servers,
     find_executor,
@@ -32,7 +32,6 @@ _COLUMNS = pa.schema(
         ("ended", pa.bool_()),
     ]
 )
-_ANSWER_S = 5.0
 END_S = 120.0
 """A server that takes longer to end is killed. It gives its engine 90 s to close, and kills that itself then."""
 _POLL_S = 0.05
@@ -80,7 +79,8 @@ class Visit:
 def _num_tasks(files: ServerFiles) -> int | None:
     """Return how many tasks use the server, 0 if it is ending already, None if it does not answer."""
     try:
-        return _ask(files, ServerAction.HEALTH).open_sessions
+        with connect(files) as client:
+            return ask_server(client, ServerAction.HEALTH).open_sessions
     except STREAM_ERRORS:
         return None if files.socket.exists() else 0  # the socket goes first when a server ends
 
@@ -88,7 +88,8 @@ def _num_tasks(files: ServerFiles) -> int | None:
 def _stop(files: ServerFiles, server: ProcessIdentity) -> None:
     """Tell the server to end, and return when it has ended."""
     try:
-        _ask(files, ServerAction.SHUTDOWN)
+        with connect(files) as client:
+            ask_server(client, ServerAction.SHUTDOWN)
     except STREAM_ERRORS as error:
         if files.socket.exists():
             kill_server(server, f"it should stop and does not answer: {error}")
@@ -97,13 +98,6 @@ def _stop(files: ServerFiles, server: ProcessIdentity) -> None:
         if time.monotonic() > deadline_s:
             kill_server(server, f"it was told to stop {END_S:.0f} s ago")
         time.sleep(_POLL_S)
-
-
-def _ask(files: ServerFiles, action: ServerAction) -> ServerStats:
-    with connect(files) as client:
-        options = flight.FlightCallOptions(timeout=_ANSWER_S)
-        (answer,) = client.do_action(flight.Action(action, b""), options)
-        return ServerStats.from_bytes(answer.body.to_pybytes())
 
 
 def _executor_id(executor: Executor, host: str) -> str:

@@ -20,7 +20,7 @@ from pipemax.wire import (
     GenerationSpec,
     RequestError,
     annotation_fields,
-    guarded,
+    guarded_all,
     python_values,
 )
 from pipemax_spark.errors import OnError, RowFailedError
@@ -89,7 +89,7 @@ class AnnotateTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self.plan
-        annotator = QuestionAnnotator(plan) if plan.questions else RowAnnotator(plan)
+        annotator = QuestionAnnotator(plan) if plan.questions else Annotator(plan)
         with (
             Spool(plan.spool, partition=_partition()) as spool,
             TaskReporter(plan.options.collector, plan.options.job_id) as reporter,
@@ -100,25 +100,6 @@ class AnnotateTask:
                 if ended is not None:
                     reporter.count(annotator.unreported_errors)
                     yield ended
-
-
-class RowAnnotator:
-    """Annotates rows with one column."""
-
-    def __init__(self, plan: TaskPlan) -> None:
-        self._name = plan.output_column
-        self._annotator = Annotator(plan)
-
-    @property
-    def unreported_errors(self) -> Counter[tuple[str, str]]:
-        """See ``Annotator``."""
-        return self._annotator.unreported_errors
-
-    def take(self, completions: pa.RecordBatch, pending: "PendingRows") -> pa.RecordBatch | None:
-        """Return the annotated rows of these completions."""
-        rows, completions = pending.take(completions)
-        annotations = self._annotator.annotations(completions)
-        return _with_columns(rows, {self._name: annotations})
 
 
 class QuestionAnnotator:
@@ -265,6 +246,11 @@ class Annotator:
         self.unreported_errors: Counter[tuple[str, str]] = Counter()
         """(code, message) → rows of the last batch that failed here: the engine server does not know of them."""
 
+    def take(self, completions: pa.RecordBatch, pending: PendingRows) -> pa.RecordBatch:
+        """Return the annotated rows of these completions."""
+        rows, completions = pending.take(completions)
+        return _with_columns(rows, {self._plan.output_column: self.annotations(completions)})
+
     def annotations(self, completions: pa.RecordBatch) -> pa.StructArray:
         columns = {name: completions.column(name) for name in completions.schema.names}
         rows = completions.num_rows
@@ -312,18 +298,14 @@ class Annotator:
 
 def parsed_texts(parser: Parser, texts: pa.Array) -> tuple[pa.Array, list[RequestError | None]]:
     """Return the texts' values, and the error of each text that has none; a null has neither."""
-
-    def value_of(text: str) -> pa.Array:
-        return pa.array([parse(text, parser)], parser.arrow_type)
-
     null = pa.nulls(1, parser.arrow_type)
-    values_or_faults = [
-        null if text is None else guarded(value_of, text, ErrorCode.RESPONSE_FORMAT)
-        for text in python_values(texts)
-    ]
-    values = [null if isinstance(value, RequestError) else value for value in values_or_faults]
-    faults = [value if isinstance(value, RequestError) else None for value in values_or_faults]
-    return pa.concat_arrays(values) if values else pa.nulls(0, parser.arrow_type), faults
+
+    def value_of(text: str | None) -> pa.Array:
+        return null if text is None else pa.array([parse(text, parser)], parser.arrow_type)
+
+    values, faults = guarded_all(value_of, python_values(texts), ErrorCode.RESPONSE_FORMAT)
+    arrays = [null if value is None else value for value in values]
+    return pa.concat_arrays(arrays) if arrays else pa.nulls(0, parser.arrow_type), faults
 
 
 def by_piece(row_ids: Sequence[int]) -> dict[int, list[int]]:

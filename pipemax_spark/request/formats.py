@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError, first_line
-from pipemax_spark.executor.json_values import Decimal
+from pipemax_spark.executor.json_values import decimal_pattern
 from pipemax_spark.executor.response_format import NULLABLE, SPARK_TYPE, compile_schema, load_schema
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ def _schema_of(kind: "DataType", where: str) -> dict[str, Any]:
                 "additionalProperties": values if kind.valueContainsNull else {**values, NULLABLE: False},
             }
         case DecimalType():
-            parser = Decimal(kind.precision, kind.scale)
-            return {"type": "string", "pattern": parser.pattern, SPARK_TYPE: kind.simpleString()}
+            pattern = decimal_pattern(kind.precision, kind.scale)
+            return {"type": "string", "pattern": pattern, SPARK_TYPE: kind.simpleString()}
         case _ if kind.simpleString() in _LEAVES:
             return _LEAVES[kind.simpleString()]
     raise ValueError(

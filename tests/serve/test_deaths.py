@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import SessionErrorCode
-from pipemax_spark.executor.client import EngineSessionError, complete
+from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.executor.client import complete
 from tests.fakes.settings import expected_text
 from tests.serve.support import (
     SILENCE_S,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import ErrorCode, SessionErrorCode
-from pipemax_spark.executor.client import EngineSessionError
+from pipemax_spark.errors import EngineSessionError
 from tests.fakes.collector import FakeCollector
 from tests.fakes.settings import expected_text
 from tests.serve.support import files_of, options, run_prompts

@@ -9,7 +9,7 @@ import pytest
 
 from pipemax.node.gpus import visible_gpus
 from pipemax.wire import ProcessIdentity
-from pipemax_spark.executor.client import EngineSessionError
+from pipemax_spark.errors import EngineSessionError
 from tests.serve.support import FakeJvm, files_of, options, run_prompts, server_of, server_stats
 from tests.waiting import wait_until
 

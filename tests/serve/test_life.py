@@ -12,7 +12,8 @@ import pytest
 
 from pipemax.serve.limits import Timings
 from pipemax.wire import ProcessIdentity
-from pipemax_spark.executor.client import EngineOptions, EngineSessionError, complete
+from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.server_process import ServerFiles
 from tests.serve.support import (
     FakeJvm,

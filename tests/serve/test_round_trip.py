@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import COMPLETION_SCHEMA, ErrorCode, GenerationSpec
-from pipemax_spark.executor.client import EngineSessionError, complete
+from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.executor.client import complete
 from tests.fakes.pooled import vector
 from tests.fakes.settings import fake_config
 from tests.serve.support import (

@@ -26,7 +26,8 @@ from pipemax.wire import (
     SessionErrorCode,
     SessionHeader,
 )
-from pipemax_spark.executor.client import EngineSessionError, complete
+from pipemax_spark.errors import EngineSessionError
+from pipemax_spark.executor.client import complete
 from pipemax_spark.executor.server_process import private_directory
 from tests.fakes.settings import fake_config
 from tests.serve.support import (
@@ -247,7 +248,7 @@ def test_the_server_gets_a_short_list_of_variables(
 
 
 def test_a_checkout_can_be_named_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipemax_spark.executor.client import engine_environment
+    from pipemax_spark.executor.engine_environment import engine_environment
 
     monkeypatch.setenv("PIPEMAX_ENGINE_PYTHONPATH", "/checkout/engine")
     assert engine_environment()["PYTHONPATH"] == "/checkout/engine"

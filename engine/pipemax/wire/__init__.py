@@ -20,7 +20,15 @@ from pipemax.node.process import ProcessIdentity, pid_namespace
 from pipemax.wire.generation_spec import GenerationSpec
 from pipemax.wire.message_fields import fields_text, joined_parts
 from pipemax.wire.preflight import PreflightReply, PreflightRequest
-from pipemax.wire.row_faults import RowFaultError, encodable, guarded, python_values, reason, shown
+from pipemax.wire.row_faults import (
+    RowFaultError,
+    encodable,
+    guarded,
+    guarded_all,
+    python_values,
+    reason,
+    shown,
+)
 from pipemax.wire.row_settings import row_setting
 from pipemax.wire.rows import (
     COMPLETION_SCHEMA,
@@ -86,6 +94,7 @@ __all__ = [
     "encodable",
     "fields_text",
     "guarded",
+    "guarded_all",
     "joined_parts",
     "pid_namespace",
     "python_values",

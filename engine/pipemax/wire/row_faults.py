@@ -4,7 +4,7 @@ A row's text may hold anything: bytes that are no UTF-8, a lone surrogate, a num
 thousandfold. Whatever reads it raises in its own way. This module knows nothing of what is read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipemax.generation import RequestError
 from pipemax.wire.rows import ErrorCode
 
-_Given = TypeVar("_Given")
+_Value = TypeVar("_Value")
 _Made = TypeVar("_Made")
 _SHOWN = 80
 
@@ -25,7 +25,7 @@ class RowFaultError(ValueError):
         self.error = RequestError(code=code, message=encodable(message))
 
 
-def guarded(work: Callable[[_Given], _Made], value: _Given, code: ErrorCode) -> _Made | RequestError:
+def guarded(work: Callable[[_Value], _Made], value: _Value, code: ErrorCode) -> _Made | RequestError:
     """Return what the work makes of a row's value, or the row's error, of ``code`` unless the work names another.
 
     A value of ``python_values`` that could not be read is an error without any work.
@@ -38,6 +38,17 @@ def guarded(work: Callable[[_Given], _Made], value: _Given, code: ErrorCode) -> 
         return fault.error
     except Exception as error:  # the work is pure, so whatever it raises comes from the row's value
         return RequestError(code=code, message=reason(error))
+
+
+def guarded_all(
+    work: Callable[[Any], Any], values: Iterable[Any], code: ErrorCode
+) -> tuple[list[Any], list[RequestError | None]]:
+    """Return what the work makes of each row's value, null for a row in error, and the rows' errors."""
+    outcomes = [guarded(work, value, code) for value in values]
+    return (
+        [None if isinstance(outcome, RequestError) else outcome for outcome in outcomes],
+        [outcome if isinstance(outcome, RequestError) else None for outcome in outcomes],
+    )
 
 
 def reason(error: Exception) -> str:
