@@ -21,7 +21,13 @@ WINDOWS = [(None, 10), (10, None), (7, None, 7, 7), (10,)]
 )
 @pytest.mark.parametrize(
     ("runner", "stages", "asynchronous"),
-    [(1, 1, False), (1, 3, False), (1, 1, True), (2, 2, True), (2, 4, True)],
+    [
+        (1, 1, False),
+        pytest.param(1, 3, False, marks=pytest.mark.long),
+        pytest.param(1, 1, True, marks=pytest.mark.long),
+        (2, 2, True),
+        pytest.param(2, 4, True, marks=pytest.mark.long),
+    ],
     ids=["v1 pp1", "v1 pp3", "v1 async", "v2 pp2", "v2 pp4"],
 )
 def test_every_request_sees_its_own_kv_within_its_windows(
