@@ -6,28 +6,6 @@ from typing import Any, Self, TypeVar
 
 from pipemax.wire import SessionErrorCode
 
-__all__ = [
-    "CommitRefusedError",
-    "EndedBy",
-    "EngineSessionError",
-    "IfRunning",
-    "JobError",
-    "JobFailedError",
-    "OnError",
-    "OtherRunError",
-    "RowCountError",
-    "RowFailedError",
-    "SessionErrorCode",
-    "TakenOverError",
-    "TooManyErrorsError",
-    "cause_of",
-    "ended_by",
-    "failure_text",
-    "first_line",
-    "is_interrupt",
-]
-
-
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 

@@ -3,8 +3,9 @@
 All servers that an executor has had on the same GPUs count as one engine. Without GPUs each server counts as one.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipemax.wire import JobStats, ServerStats
@@ -21,14 +22,6 @@ class _Life:
     """When it last reported more rows."""
     job: JobStats
     machine_fault: str = ""
-
-
-@dataclass(slots=True)
-class _Sums:
-    rows_done: int = 0
-    completion_tokens: int = 0
-    seconds: float = 0.0
-    machine_faults: list[str] = field(default_factory=list)
 
 
 class EngineRates:
@@ -55,28 +48,26 @@ class EngineRates:
         ``host``, ``gpus``, ``rows_done``, ``completion_tokens``, ``tokens_per_s``, ``rows_per_s`` and
         ``machine_faults`` of each. A rate is 0 if the time that it took is not known.
         """
-        sums: dict[tuple[str, tuple[str, ...]], _Sums] = {}
+        engines: defaultdict[tuple[str, tuple[str, ...]], list[_Life]] = defaultdict(list)
         for server, life in self._lives.items():
-            engine = sums.setdefault((life.host, life.gpus) if life.gpus else (life.host, (server,)), _Sums())
-            engine.rows_done += life.job.rows_done
-            engine.completion_tokens += life.job.completion_tokens
-            engine.seconds += life.until_unix_s - life.since_unix_s
-            engine.machine_faults += [life.machine_fault] if life.machine_fault else []
-        totals = [
-            {
-                "host": host,
-                "gpus": [] if gpus[0] in self._lives else list(gpus),
-                "rows_done": engine.rows_done,
-                "completion_tokens": engine.completion_tokens,
-                "tokens_per_s": round(engine.completion_tokens / engine.seconds, 3)
-                if engine.seconds
-                else 0.0,
-                "rows_per_s": round(engine.rows_done / engine.seconds, 3) if engine.seconds else 0.0,
-                "machine_faults": engine.machine_faults,
-            }
-            for (host, gpus), engine in sums.items()
-        ]
+            engines[life.host, life.gpus or (server,)].append(life)
+        totals = [_totals(lives) for lives in engines.values()]
         return sorted(totals, key=lambda engine: (engine["tokens_per_s"], engine["rows_per_s"]))
+
+
+def _totals(lives: Sequence[_Life]) -> dict[str, Any]:
+    rows_done = sum(life.job.rows_done for life in lives)
+    tokens = sum(life.job.completion_tokens for life in lives)
+    seconds = sum(life.until_unix_s - life.since_unix_s for life in lives)
+    return {
+        "host": lives[0].host,
+        "gpus": list(lives[0].gpus),
+        "rows_done": rows_done,
+        "completion_tokens": tokens,
+        "tokens_per_s": round(tokens / seconds, 3) if seconds else 0.0,
+        "rows_per_s": round(rows_done / seconds, 3) if seconds else 0.0,
+        "machine_faults": [life.machine_fault for life in lives if life.machine_fault],
+    }
 
 
 def describe_engine(engine: Mapping[str, Any]) -> str:

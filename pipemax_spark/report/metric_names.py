@@ -28,6 +28,15 @@ RUN_METRICS: Mapping[str, tuple[str, str]] = {
 """Metrics over time → group, and what it is. Figures of engines are means over the engines."""
 
 
+SAMPLE_METRICS = (
+    *("rows_done", "rows_error", "rows_per_s", "tokens_per_s"),
+    *("running_requests", "waiting_requests", "kv_usage"),
+)
+"""The metrics that are fields of ``Sample``."""
+SHOWN_METRICS = tuple(name for name in RUN_METRICS if name not in SAMPLE_METRICS)
+"""The engines' figures that MLflow shows; the run's Parquet file has all of them."""
+
+
 def run_metric(name: str) -> str:
     """Return the name in MLflow of a metric over time."""
     group, _ = RUN_METRICS[name]

@@ -141,7 +141,6 @@ class Progress:
             seconds=now_s,
             rows_done=totals.rows_done,
             rows_error=totals.rows_error,
-            prompt_tokens=totals.prompt_tokens,
             completion_tokens=totals.completion_tokens,
             rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / span_s,
             tokens_per_s=(totals.completion_tokens - (past.completion_tokens if past else 0)) / span_s,

@@ -6,19 +6,7 @@ from dataclasses import dataclass, replace
 
 from pipemax.wire import ServerStats
 from pipemax_spark.report.engine_tracks import phase_of
-
-SHOWN_METRICS = (
-    *(
-        "batch_size",
-        "predicted_step_s",
-        "measured_step_s",
-        "host_kv_usage",
-        "budget_bytes",
-        "prefetched_bytes",
-    ),
-    *("prefetch_stall_s", "evictions", "phase_switches", "preemptions", "prefix_cache_hit_rate"),
-)
-"""The engines' figures that MLflow shows; the run's Parquet file has all of them."""
+from pipemax_spark.report.metric_names import SHOWN_METRICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +17,6 @@ class Sample:
     """Since the job's first chunk was started."""
     rows_done: int
     rows_error: int
-    prompt_tokens: int
     completion_tokens: int
     rows_per_s: float
     """Over the last 30 s, like ``tokens_per_s``."""

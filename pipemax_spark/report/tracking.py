@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipemax_spark.report.metric_names import run_metric, total_metric
+from pipemax_spark.report.metric_names import SAMPLE_METRICS, run_metric, total_metric
 from pipemax_spark.report.samples import Sample
 
 if TYPE_CHECKING:
@@ -46,15 +46,6 @@ _APART_S = 5.0
 _APART_SHARE = 1 / 2_000
 """Minimum distance between two points of a metric, in seconds and as a share of the run's age: a week has about 10,000
 points. The run's Parquet file has a finer resolution."""
-_METRICS = (
-    "rows_done",
-    "rows_error",
-    "rows_per_s",
-    "tokens_per_s",
-    "running_requests",
-    "waiting_requests",
-    "kv_usage",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,5 +292,5 @@ def _thinned(samples: Sequence[Sample], *, after_s: float, with_last: bool) -> I
 
 
 def _figures(sample: Sample) -> dict[str, float]:
-    figures = {name: float(getattr(sample, name)) for name in _METRICS} | dict(sample.engine_means)
+    figures = {name: float(getattr(sample, name)) for name in SAMPLE_METRICS} | dict(sample.engine_means)
     return {run_metric(name): value for name, value in figures.items()}

@@ -191,7 +191,6 @@ def test_samples_of_several_questions_count_rows_as_the_report_does() -> None:
         seconds=1.0,
         rows_done=10,
         rows_error=4,
-        prompt_tokens=1,
         completion_tokens=1,
         rows_per_s=6.0,
         tokens_per_s=1.0,

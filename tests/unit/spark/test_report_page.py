@@ -13,9 +13,8 @@ import pytest
 from pipemax.wire import JobStats
 from pipemax_spark.report.charts import TimeAxis, charts_of
 from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
-from pipemax_spark.report.metric_names import run_metric, total_metric
+from pipemax_spark.report.metric_names import SHOWN_METRICS, run_metric, total_metric
 from pipemax_spark.report.report_page import report_page
-from pipemax_spark.report.samples import SHOWN_METRICS
 from pipemax_spark.report.summary import Findings, Summary
 from tests.fakes.server_reports import server_report
 
