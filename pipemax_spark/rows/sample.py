@@ -110,14 +110,14 @@ class SomeRows:
     """Splits, in ascending order; none if the rows have to be read in order."""
 
     @classmethod
-    def of(cls, rows: "DataFrame", *, rows_in: int, looked_at_rows: int, seed: int = 0) -> "SomeRows":
+    def of(cls, rows: "DataFrame", *, rows_in: int, looked_at_rows: int) -> "SomeRows":
         """Choose splits with about ``looked_at_rows`` rows out of ``rows``, which has ``rows_in`` rows."""
         if _shuffles(rows):
             return cls(rows=rows.limit(looked_at_rows), expected_rows=min(rows_in, looked_at_rows), _draws=())
         num_splits = rows.rdd.getNumPartitions()
         rows_per_split = max(1.0, rows_in / max(1, num_splits))
         wanted = min(_MAX_SPLITS, max(_MIN_SPLITS, math.ceil(looked_at_rows / rows_per_split)), num_splits)
-        order = random.Random(seed).sample(range(num_splits), min(num_splits, _MAX_DRAWS * wanted))
+        order = random.Random(0).sample(range(num_splits), min(num_splits, _MAX_DRAWS * wanted))
         draws = [tuple(sorted(order[start : start + wanted])) for start in range(0, len(order), wanted)]
         if rows_in > looked_at_rows:
             max_rows = math.ceil(looked_at_rows / wanted)

@@ -197,8 +197,7 @@ def _open_quotes(files: TextFiles, reader: _CsvReader) -> Swallowed:
     schema = files.lines.schema
     fields = [field for field in schema.fields if field.name != files.bad_line]
     padded = StructType([*fields, StructField(_PADDING, StringType()), schema[files.bad_line]])
-    spark = files.lines.sparkSession
-    records = files.read_with(padded, spark, {"mode": "PERMISSIVE"})
+    records = files.read_with(padded)
     text = F.col(quoted(files.bad_line))
     records = records.where(F.contains(text, F.lit(reader.quote)))
     wanted = records.select(text.alias("record"), _key([field.name for field in fields]).alias(_KEY))

@@ -343,13 +343,8 @@ class DeltaTable:
 
     def commits_since(self, version: int) -> list[Commit] | None:
         """Return all commits after ``version``, the latest first; None if the history no longer has some of them."""
-        wanted = max(1, self.version() - version)
-        while True:
-            history = self._history(wanted)
-            commits = [_commit(row) for row in history if row["version"] > version]
-            if len(history) < wanted or history[-1]["version"] <= version + 1:
-                break
-            wanted *= 2  # others have committed meanwhile
+        *_, history = self._growing_history(version)
+        commits = [_commit(row) for row in history if row["version"] > version]
         is_whole = len(commits) == history[0]["version"] - version
         return commits if is_whole else None
 

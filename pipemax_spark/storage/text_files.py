@@ -66,11 +66,10 @@ class TextFiles:
         good = self.lines.where(f"{quoted(self.bad_line)} IS NULL AND size(array({others})) > 0")
         return good.select(*map(quoted, self.columns))
 
-    def read_with(
-        self, schema: "StructType", spark: "SparkSession", options: Mapping[str, str] | None = None
-    ) -> "DataFrame":
-        """Read the files again, with another schema or other options."""
-        return _reader(spark, self.file_format, {**self.options, **(options or {})}, schema).load(self.path)
+    def read_with(self, schema: "StructType") -> "DataFrame":
+        """Read the files again, with another schema and every line that Spark can make a row of."""
+        options = {**self.options, "mode": "PERMISSIVE"}
+        return _reader(self.lines.sparkSession, self.file_format, options, schema).load(self.path)
 
 
 def open_text_files(
