@@ -13,11 +13,13 @@ the size of a step that was best with 16 bits and with the next one.
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.paper.ablations import VictimPolicy, VictimSystem
 from lab.paper.catalog import (
     mixed_names,
     stock_chunk_names,
@@ -28,10 +30,9 @@ from lab.paper.lengths import open_workload
 from lab.paper.plots import plot_ratios
 from lab.paper.study import PAPER_SETTINGS, named_systems, run_study
 from lab.paper.study_report import json_objects
-from pipemax.control.controller_config import VictimPolicy
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
-from pipemax.sim.systems.continuous import VLLM_032_PP
+from pipemax.sim.systems.continuous import STOCK_VLLM
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions
 from pipemax.sim.systems.scenario import Scenario
@@ -64,7 +65,7 @@ def matrix(num_requests: int, known: Sequence[dict[str, Any]] = ()) -> Iterator[
     for node_name, model_name, workload_name in PAPER_SETTINGS:
         node, model = load_node(node_name), load_model(model_name)
         workload = open_workload(workload_name, num_requests)
-        chunks, layouts = [*stock_chunk_names(), VLLM_032_PP.name], stock_layout_names(node)
+        chunks, layouts = [*stock_chunk_names(), STOCK_VLLM.name], stock_layout_names(node)
         systems = ["pipemax", *COMPARED, *mixed_names(), *chunks, *layouts]
         setting = (node_name, model_name, workload_name, num_requests)
         by_name = {entry["system"]: entry for entry in known if _setting_of(entry) == setting}
@@ -129,9 +130,15 @@ def _headroom(
     return {name: round(share, 4) for name, share in shares.items()}
 
 
-def _pipemax(node: NodeSpec, model: ModelSpec, num_requests: int, options: PipeMaxOptions) -> dict[str, Any]:
+def _pipemax(
+    node: NodeSpec,
+    model: ModelSpec,
+    num_requests: int,
+    options: PipeMaxOptions,
+    make: Callable[[Scenario, PipeMaxOptions], PipeMaxSystem] = PipeMaxSystem,
+) -> dict[str, Any]:
     workload = open_workload("sharegpt", num_requests)
-    result = PipeMaxSystem(Scenario(node=node, model=model, workload=workload), options).simulate()
+    result = make(Scenario(node=node, model=model, workload=workload), options).simulate()
     return {
         "system": options.name,
         "node": node.name,
@@ -156,8 +163,8 @@ def ablations(num_requests: int) -> Iterator[dict[str, Any]]:
         ]
         entries = json_objects(run_study(node, model, workload, names))
         for policy in VictimPolicy:
-            options = PipeMaxOptions(name=f"victims: {policy}", controller={"victim_policy": policy})
-            entries.append(_pipemax(node, model, num_requests, options))
+            options, make = PipeMaxOptions(name=f"victims: {policy}"), partial(VictimSystem, policy=policy)
+            entries.append(_pipemax(node, model, num_requests, options, make))
         for entry in entries:
             _print_entry(node_name, entry, entries[0]["total_tokens_per_s"])
             yield entry

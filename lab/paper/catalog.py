@@ -3,10 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
+from lab.paper.ablations import LayerFirstSystem, NoActivationPrioritySystem, StaticPrefetchSystem
 from lab.paper.offload import Offloading
 from lab.paper.seesaw import Seesaw
 from lab.paper.tdpipe import TdPipe, simulate_tuned
-from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
+from pipemax.domain.specs import NodeSpec, Parallelism
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import STOCK_VLLM, VLLM_PP, VLLM_TP, ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
@@ -120,6 +121,13 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
             return Seesaw(scenario, Parallelism(pipeline=2, tensor=n // 2), name=name).simulate()
         case ["flexgen" | "tightllm"]:
             return Offloading(scenario, is_adaptive=name == "tightllm").simulate()
+        case ["static", percentage]:
+            options = PipeMaxOptions(name=name)
+            return StaticPrefetchSystem(scenario, options, fraction=int(percentage) / 100).simulate()
+        case ["layer", "first"]:
+            return LayerFirstSystem(scenario, PipeMaxOptions(name=name)).simulate()
+        case ["no", "activation", "priority"]:
+            return NoActivationPrioritySystem(scenario, PipeMaxOptions(name=name)).simulate()
         case _:
             return PipeMaxSystem(scenario, _options(name)).simulate()
 
@@ -133,11 +141,5 @@ def _options(name: str) -> PipeMaxOptions:
             return named(tensor=_tensor_of(layout))
         case ["pipemax", layout, "mixed", tokens]:
             return named(tensor=_tensor_of(layout), controller=mixed_batching(int(tokens)))
-        case ["static", percentage]:
-            return named(static_prefetch_fraction=int(percentage) / 100)
-        case ["layer", "first"]:
-            return named(layout=KvLayout.LAYER_FIRST)
-        case ["no", "activation", "priority"]:
-            return named(activation_priority=False)
         case _:
             return named()

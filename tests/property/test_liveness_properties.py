@@ -11,7 +11,6 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipemax.control.controller_config import VictimPolicy
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
@@ -49,8 +48,6 @@ def pools(draw: st.DrawFn) -> dict[str, Any]:
         "stages": (stage(h2d_bytes_per_s=draw(st.sampled_from([1e6, 1e7, 4e7, 1e9]))), stage()),
         "steady_window": draw(st.sampled_from([1, 4, 16])),
         "overdue_iterations": draw(st.sampled_from([1, 20, 512])),
-        "victim_policy": draw(st.sampled_from(list(VictimPolicy))),
-        "static_prefetch_fraction": draw(st.sampled_from([None, None, None, 0.2])),
         "host_high_watermark": draw(st.sampled_from([0.5, 0.95, 1.0])),
         "max_prefetch_requests": draw(st.sampled_from([1, 64])),
     }

@@ -1,7 +1,6 @@
 """The controller's configuration: pools, stages, and the policy's thresholds."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.plan import Batching
@@ -9,15 +8,6 @@ from pipemax.domain.step_times import DECODE_SHARES, StepTimeModel
 
 HOST_HIGH_WATERMARK = 0.95
 """Share of the host pool that prefill fills, unless told otherwise."""
-
-
-class VictimPolicy(StrEnum):
-    """Which members of the overwritten batch D_k are evicted first; PipeMax, §3.3.2, gives no order."""
-
-    LONGEST_FIRST = "longest_first"  # fewest requests displaced per block
-    SHORTEST_FIRST = "shortest_first"  # cheapest to prefetch again
-    OLDEST_FIRST = "oldest_first"  # longest on the GPU: every request gets its turn
-    NEWEST_FIRST = "newest_first"  # came last: a stable core stays, the rest rotates
 
 
 def usual_num_batches(num_stages: int, max_steps_in_flight: int) -> int:
@@ -121,9 +111,6 @@ class ControllerConfig:
     """A parked request older than this is prefetched ahead of others…"""
     overdue_budget_fraction: float = 0.25
     """…within this share of the budget; so is a request longer than the budget, over several iterations."""
-    victim_policy: VictimPolicy = VictimPolicy.LONGEST_FIRST
-    static_prefetch_fraction: float | None = None
-    """The ablation: prefetch this share of the GPU pool per iteration, oldest first, whatever the budget."""
 
     def __post_init__(self) -> None:
         counts = {
@@ -151,7 +138,6 @@ class ControllerConfig:
         shares = {
             "host_high_watermark": self.host_high_watermark,
             "overdue_budget_fraction": self.overdue_budget_fraction,
-            "static_prefetch_fraction": self.static_prefetch_fraction or 1.0,
         }
         for name, share in shares.items():
             if not 0 < share <= 1:

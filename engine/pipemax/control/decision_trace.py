@@ -20,6 +20,8 @@ from pipemax.domain.events import Event
 from pipemax.domain.plan import Decision, Phase, PhaseReason, PrefetchMode, StepPlan
 
 TRACE_VERSION = 1
+_ABLATIONS = {"victim_policy": "longest_first", "static_prefetch_fraction": None}
+"""Fields of the config that a trace has for ablations, which are no part of it any more; these values mean none."""
 
 
 class TraceWriter:
@@ -27,7 +29,7 @@ class TraceWriter:
 
     def __init__(self, path: Path, config: ControllerConfig) -> None:
         self._file = path.open("w", encoding="utf-8")
-        self._write({"version": TRACE_VERSION, "config": encode(config)})
+        self._write({"version": TRACE_VERSION, "config": encode(config) | _ABLATIONS})
 
     def events(self, events: Sequence[Event]) -> None:
         self._write({"events": [{"type": type(event).__name__, **encode(event)} for event in events]})
@@ -94,7 +96,11 @@ def _open(path: Path) -> tuple[ControllerConfig, Iterator[dict[str, Any]]]:
     head = next(rest, {})
     if not isinstance(head, dict) or head.get("version") != TRACE_VERSION:
         raise ValueError(f"{path.name} is no trace of version {TRACE_VERSION}")
-    return decode(ControllerConfig, head["config"]), rest
+    config = {**_ABLATIONS, **head["config"]}
+    for name, value in _ABLATIONS.items():
+        if config.pop(name) != value:
+            raise ValueError(f"{path.name} is the trace of an ablation: its {name} is not {value}")
+    return decode(ControllerConfig, config), rest
 
 
 # In words.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, block_layers, kv_capacity
 from pipemax.sim.event_queue import EventQueue, Priority
-from pipemax.sim.links import Direction, Links
+from pipemax.sim.links import Links
 from pipemax.sim.measured_engine import MeasuredEngine, MeasuredTimes
 from pipemax.sim.pipeline import Pipeline, Step, StepKind
 from pipemax.sim.result import DecodeSample, Progress, Recording, SimulationResult, Usage, summarize
@@ -43,7 +43,6 @@ class Machine:
         measured: MeasuredEngine | None = None,
         shared_tokens: int = 0,
         frees_windows: bool = False,
-        activation_priority: bool = True,
         gate: Callable[[int, Step], bool] | None = None,
         on_stage_start: Callable[[int, Step], None] | None = None,
         on_stage_end: Callable[[int, Step], None] | None = None,
@@ -69,11 +68,10 @@ class Machine:
         """For how many layers a block has room, by stage."""
         self.usage = Usage()
         self._shared_tokens = shared_tokens
-        self._activation_priority = activation_priority
         self.pipeline = Pipeline(
             queue,
             parallelism.pipeline,
-            send=self._send,
+            send=self.send_s,
             gate=gate,
             on_stage_start=on_stage_start,
             on_stage_end=on_stage_end,
@@ -142,11 +140,9 @@ class Machine:
         self.pipeline.submit(step)
         return step
 
-    def _send(self, stage: int, activation_bytes: float) -> float:
-        delay_s = self.node.link.send_s(activation_bytes)
-        if not self._activation_priority:
-            delay_s += self.links.queued_s(self.gpus_of(stage)[0], Direction.HOST_TO_GPU)
-        return delay_s
+    def send_s(self, stage: int, activation_bytes: float) -> float:
+        """Return how long a stage's activations take to the next stage: they go before copies."""
+        return self.node.link.send_s(activation_bytes)
 
 
 def summarize_machines(

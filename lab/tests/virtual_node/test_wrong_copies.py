@@ -15,6 +15,8 @@ from lab.virtual_node.virtual_device import VirtualDevice
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import Parallelism
+from pipemax.sim.stage_times import StageTimes
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cuda.device import DeviceEvent, Fence, Lane
 from pipemax.transfer.cuda.transfers import CudaTransfers
@@ -37,8 +39,9 @@ def run(
     node = small_node(num_gpus=4, kv_gb=0.15)
     controller: dict[str, object] = {}
     if slow_link:  # and prefetches that do not heed it, so that copies take longer than steps
+        times = StageTimes(node, small_model(), Parallelism(pipeline=4, tensor=1))
+        controller = {"stages": stage_configs(node, times, PipeMaxOptions())}
         node = replace(node, root_bytes_per_s=node.root_bytes_per_s / 50)
-        controller = {"static_prefetch_fraction": 0.25}
     engine = RehearsedEngine(
         node=node,
         model=small_model(),

@@ -183,7 +183,6 @@ def test_the_partition_is_recomputed_at_each_switch_to_decode() -> None:
         ("steady_threshold", -0.1),
         ("steady_window", 0),
         ("overdue_budget_fraction", 0.0),
-        ("static_prefetch_fraction", 1.5),
     ],
 )
 def test_bad_settings_are_refused_by_name(name: str, value: object) -> None:

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from pipemax.control.controller_config import VictimPolicy
 from pipemax.control.decision_trace import TraceWriter, decode, encode, explain, replay
 from pipemax.domain.plan import StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
@@ -22,7 +21,6 @@ def trace(tmp_path: Path) -> Path:
         host_blocks=200,
         initial_output_tokens=5,
         stages=(stage(), stage(h2d_bytes_per_s=2e7)),
-        victim_policy=VictimPolicy.OLDEST_FIRST,
     )
     faults = Faults(refuse_run=0.01, refuse_prefetch=0.1, abort=0.005, preempt=0.005, cache_hit=0.05)
     prefix = SharedPrefix(prefix_id=PrefixId("instruction"), num_tokens=40)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.control.times.calibration import Calibration, save_calibration
-from pipemax.domain.specs import KvLayout, NodeSpec, Parallelism
+from pipemax.domain.specs import NodeSpec, Parallelism
 from pipemax.policy.layouts import Layout
 from pipemax.policy.profile_correction import corrected_profile, kept_calibrations, measured_layout
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
@@ -35,7 +35,7 @@ def measured_on(node: NodeSpec, *, tensor: int, pipeline: int) -> Calibration:
     """Return what an engine of this layout would measure on the node."""
     part = node.part(tensor * pipeline)
     times = StageTimes(part, small_model(), Parallelism(pipeline=pipeline, tensor=tensor))
-    stages = stage_configs(part, times, PipeMaxOptions(layout=KvLayout.BLOCK_FIRST))
+    stages = stage_configs(part, times, PipeMaxOptions())
     return Calibration(
         device=DEVICE, model="small", measured="in a test", stages=stages, tensor_parallel=tensor
     )

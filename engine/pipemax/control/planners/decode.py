@@ -173,7 +173,6 @@ class DecodePlanner:
         step.evicted += evict_for_room(
             table,
             self._rotation.behind(),
-            self._config.victim_policy,
             free_blocks=needed(),
             max_on_gpu=self._config.max_on_gpu,
         )

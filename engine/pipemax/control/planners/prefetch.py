@@ -102,7 +102,7 @@ class PrefetchPlanner:
         batches, rotation = self._rotation.batches, self._rotation
         target, overwritten = batches[rotation.next], batches[rotation.overwritten]
         sources = [overwritten] if self._config.overwrites else []
-        step = PrefetchStep(budget_blocks=self._budget(stage_s))
+        step = PrefetchStep(budget_blocks=self.budget(stage_s))
         self._steady.observe(step.budget_blocks)
         slowest = self._times.slowest_decode(level_s)
         step.gap_s = max(level_s) - slowest.seconds(len(target), target.kv_tokens)
@@ -114,9 +114,8 @@ class PrefetchPlanner:
         basket = self._basket(target, sources, step.budget_blocks - taken)
         if not self._table.num_parked or not basket.requests_left:
             return step
-        step.mode = self._choose_mode()
         self._add_overdue(basket, step.budget_blocks)
-        self._select(step.mode, basket, level_s, step.gap_s)
+        step.mode = self.select(basket, level_s, step.gap_s)
         self._load(step, basket, target, sources)
         return step
 
@@ -140,15 +139,9 @@ class PrefetchPlanner:
         self._load(step, basket, target, [])
         return step
 
-    def _budget(self, stage_s: tuple[float, ...]) -> int:
-        if self._config.static_prefetch_fraction is not None:
-            return int(self._config.static_prefetch_fraction * self._config.gpu_blocks)
+    def budget(self, stage_s: tuple[float, ...]) -> int:
+        """Return how many blocks are copied while a step of these predicted stage times runs."""
         return self._times.budget_blocks(stage_s)
-
-    def _choose_mode(self) -> PrefetchMode:
-        if self._config.static_prefetch_fraction is not None:
-            return PrefetchMode.STATIC
-        return PrefetchMode.STEADY if self._steady.is_steady else PrefetchMode.WARM_UP
 
     def _basket(self, target: Batch, sources: list[Batch], budget_blocks: int) -> Basket:
         """Return an empty basket, limited by the budget, free or overwritable blocks and slots, and the batch size."""
@@ -184,7 +177,8 @@ class PrefetchPlanner:
     def _is_overdue(self, state: RequestState) -> bool:
         return self._table.steps_parked(state) >= self._config.overdue_iterations
 
-    def _select(self, mode: PrefetchMode, basket: Basket, stage_s: tuple[float, ...], gap_s: float) -> None:
+    def select(self, basket: Basket, stage_s: tuple[float, ...], gap_s: float) -> PrefetchMode:
+        """Fill the basket from the parked requests; return how they were chosen."""
         picker = self._table.parked_picker()
         slowest = self._times.slowest_decode(stage_s)
         target = self._rotation.batches[self._rotation.next]
@@ -194,25 +188,15 @@ class PrefetchPlanner:
             beta_s=slowest.beta_s,
             tolerance_s=self._config.exchange_tolerance * max(stage_s),
         )
-        match mode:
-            case PrefetchMode.WARM_UP:
-                growth_s = self._config.warm_up_growth * max(stage_s)
-                # Idle blocks belong to all batches equally, which grow into them faster than by growth_s per step.
-                share = self._table.free_gpu_blocks // len(self._rotation)
-                fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
-            case PrefetchMode.STEADY:
-                fill_longest_first(basket, picker)
-                Refinement(basket, picker, gap).run(self._config.max_exchanges)
-            case PrefetchMode.STATIC:
-                self._fill_oldest_first(basket)
-
-    def _fill_oldest_first(self, basket: Basket) -> None:
-        for state in self._table.parked_by_age():
-            if state.id in basket.ids:
-                continue
-            if not basket.fits(state):
-                return
-            basket.add(state)
+        if self._steady.is_steady:
+            fill_longest_first(basket, picker)
+            Refinement(basket, picker, gap).run(self._config.max_exchanges)
+            return PrefetchMode.STEADY
+        growth_s = self._config.warm_up_growth * max(stage_s)
+        # Idle blocks belong to all batches equally, which grow into them faster than by growth_s per step.
+        share = self._table.free_gpu_blocks // len(self._rotation)
+        fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
+        return PrefetchMode.WARM_UP
 
     def _load(self, step: PrefetchStep, basket: Basket, target: Batch, sources: list[Batch]) -> None:
         """Evict as much as needed, then prefetch the chosen requests; those without room after all stay parked."""
@@ -237,7 +221,6 @@ class PrefetchPlanner:
         step.evicted += evict_for_room(
             self._table,
             sources,
-            self._config.victim_policy,
             free_blocks=free_blocks,
             max_on_gpu=self._max_on_gpu - num_new,
             keep={item.request_id for item in step.items},  # with two batches they are in D_k already

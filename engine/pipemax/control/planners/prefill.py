@@ -11,7 +11,7 @@ are left at the switch to decode and make the first batches large; PipeMax, §3.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pipemax.control.controller_config import ControllerConfig, VictimPolicy
+from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.phase import PhasePolicy
 from pipemax.control.planners.victims import evict_for_room
 from pipemax.control.state.batches import Batch
@@ -182,7 +182,6 @@ class PrefillPlanner:
         step.evicted += evict_for_room(
             self._table,
             sources,
-            VictimPolicy.LONGEST_FIRST,
             free_blocks=needed,
             max_on_gpu=self._max_on_gpu - int(is_new),
             keep={other.id for other in step.states},

@@ -36,17 +36,13 @@ class Batch:
         """The members, the first to join first."""
         return self._members.values()
 
-    def newest_first(self) -> Iterator[RequestState]:
-        """Iterate over the members, the last to join first. The batch must not change meanwhile."""
-        return reversed(self._members.values())
-
     def longest_first(self) -> Iterator[RequestState]:
         """Iterate over the members by descending blocks. The batch must not change meanwhile."""
         return self._by_length.descending()
 
-    def shortest_first(self) -> Iterator[RequestState]:
-        """Iterate over the members by ascending blocks. The batch must not change meanwhile."""
-        return self._by_length.ascending()
+    def victims(self) -> Iterator[RequestState]:
+        """Iterate over the members in the order of eviction. The batch must not change meanwhile."""
+        return self.longest_first()
 
     def add(self, state: RequestState) -> None:
         self._members[state.id] = state

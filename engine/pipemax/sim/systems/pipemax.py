@@ -3,7 +3,7 @@
 A plan's copies begin on a stage when the step before it has left that stage (until then that step may still read the
 blocks that they overwrite), and a step waits on each stage for the copies of what it runs. A step counts as
 completed when its KV has reached the host. GPUs that share a stage each copy their part over their own link, and the
-stage has what it needs when the last one has. The ablations are this driver with other options.
+stage has what it needs when the last one has.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pipemax.control.controller import Controller
+from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.decision_trace import TraceWriter
 from pipemax.domain.events import Event, StepCompleted, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId, StepPlan
@@ -22,7 +23,7 @@ from pipemax.sim.links import Direction
 from pipemax.sim.machine import Machine, summarize_machines
 from pipemax.sim.pipeline import Step
 from pipemax.sim.result import Progress, SimulationResult
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, controller_config, pieces_per_block
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, controller_config
 from pipemax.sim.systems.pipemax_tokens import StartedStep, TokenBook
 from pipemax.sim.systems.scenario import Scenario
 
@@ -60,7 +61,9 @@ class _Flight:
 
 
 class PipeMaxSystem:
-    """One run."""
+    """One run. The laboratory's ablations are subclasses with another machine, controller or layout."""
+
+    machine_class = Machine
 
     def __init__(self, scenario: Scenario, options: PipeMaxOptions | None = None) -> None:
         self._scenario = scenario
@@ -70,7 +73,7 @@ class PipeMaxSystem:
         if scenario.node.num_gpus % tensor:
             raise ValueError(f"{tensor} GPUs a stage do not divide the node's {scenario.node.num_gpus}")
         self._n = scenario.node.num_gpus // tensor
-        self._machine = Machine(
+        self._machine = self.machine_class(
             self._queue,
             self._links,
             scenario.node,
@@ -79,7 +82,6 @@ class PipeMaxSystem:
             recording,
             measured=scenario.measured,
             frees_windows=self._options.frees_windows,
-            activation_priority=self._options.activation_priority,
             gate=self._may_start,
             on_stage_start=self._store,
             on_stage_end=self._stage_ended,
@@ -87,9 +89,9 @@ class PipeMaxSystem:
         self._progress = Progress(
             scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
         )
-        config = controller_config(self._machine, scenario.workload, self._options)
+        config = controller_config(self._machine, scenario.workload, self._options, self.pieces_of_layers)
         self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
-        self._controller = Controller(config, self._trace)
+        self._controller = self.make_controller(config)
         self._tokens = TokenBook(
             scenario.workload, scenario.model.window_tokens, shares_prefix=not config.kv_groups.window
         )
@@ -101,6 +103,13 @@ class PipeMaxSystem:
         self._flights: dict[int, _Flight] = {}  # by step number
         self._arriving: dict[RequestId, StepId] = {}  # the last plan that copies for a request
         self._plan_is_due = False
+
+    def make_controller(self, config: ControllerConfig) -> Controller:
+        return Controller(config, self._trace)
+
+    def pieces_of_layers(self, num_layers: int) -> int:
+        """Return in how many contiguous pieces a block of so many layers lies: in one, as blocks come first."""
+        return 1
 
     def simulate(self) -> SimulationResult:
         """Simulate to the end."""
@@ -186,7 +195,7 @@ class PipeMaxSystem:
 
     def _begin_copy(self, stage: int, transfer: _Transfer) -> None:
         transfer.queued_s[stage] = self._queue.now_s()
-        pieces = pieces_per_block(self._options.layout, self._machine.times.layers[stage])
+        pieces = self.pieces_of_layers(self._machine.times.layers[stage])
         for gpu in self._machine.gpus_of(stage):
             self._links.copy(
                 gpu,

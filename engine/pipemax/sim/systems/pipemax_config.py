@@ -1,13 +1,13 @@
 """PipeMax's options in the simulator, and its controller's config there, with the machine's step times and rates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig, usual_num_batches
 from pipemax.control.times.estimator import ProfileRow, fit_step_time
 from pipemax.domain.plan import Batching
-from pipemax.domain.specs import KvLayout, NodeSpec
+from pipemax.domain.specs import NodeSpec
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
@@ -19,12 +19,9 @@ _CONTEXTS = (64, 512, 2048)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeMaxOptions:
-    """Options of a simulated PipeMax. The defaults are PipeMax; other values make an ablation or a sensitivity."""
+    """Options of a simulated PipeMax. The defaults are PipeMax; other values make a sensitivity."""
 
     name: str = "pipemax"
-    layout: KvLayout = KvLayout.BLOCK_FIRST
-    static_prefetch_fraction: float | None = None
-    activation_priority: bool = True
     estimator_bias: float = 0.0
     """0.1 makes the controller see every step as 10 % longer than it is, in the profile and online."""
     controller: Mapping[str, Any] = field(default_factory=dict)
@@ -50,16 +47,9 @@ def mixed_batching(step_tokens: int) -> dict[str, Any]:
     return {"batching": Batching.MIXED, "mixed_step_tokens": step_tokens}
 
 
-def pieces_per_block(layout: KvLayout, num_layers: int) -> int:
-    """Return the number of contiguous pieces of one block on a stage."""
-    match layout:
-        case KvLayout.BLOCK_FIRST:
-            return 1
-        case KvLayout.LAYER_FIRST:
-            return num_layers
-
-
-def controller_config(machine: Machine, workload: Workload, options: PipeMaxOptions) -> ControllerConfig:
+def controller_config(
+    machine: Machine, workload: Workload, options: PipeMaxOptions, pieces_of_layers: Callable[[int], int]
+) -> ControllerConfig:
     """Return the controller's config on a machine.
 
     Of the outputs, the controller is told only the mean length, as a sample of the table would tell it.
@@ -71,14 +61,19 @@ def controller_config(machine: Machine, workload: Workload, options: PipeMaxOpti
     num_stages = len(machine.times.layers)
     config = ControllerConfig(
         num_batches=options.num_batches or usual_num_batches(num_stages, num_stages + 1),
-        stages=stage_configs(machine.node, machine.times, options, room_layers=machine.room_layers),
+        stages=stage_configs(
+            machine.node,
+            machine.times,
+            options,
+            room_layers=machine.room_layers,
+            pieces_of_layers=pieces_of_layers,
+        ),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
         block_tokens=BLOCK_TOKENS,
         kv_groups=capacity.groups,
         prefill_chunk_tokens=machine.prefill_step_tokens,
         initial_output_tokens=workload.typical_output_tokens,
-        static_prefetch_fraction=options.static_prefetch_fraction,
         max_num_seqs=4096,
         max_resident_requests=65536,
     )
@@ -106,11 +101,13 @@ def stage_configs(
     options: PipeMaxOptions,
     *,
     room_layers: Sequence[int] | None = None,
+    pieces_of_layers: Callable[[int], int] = lambda num_layers: 1,
     most_step_tokens: int = _TILES[-1],
 ) -> tuple[StageConfig, ...]:
     """Return each stage's config, with step times fitted to a profile of the simulated stage.
 
-    ``room_layers``: for how many layers a block has room, where that is not all of a stage's.
+    ``room_layers``: for how many layers a block has room, where that is not all of a stage's. ``pieces_of_layers``: in
+    how many contiguous pieces a block of so many layers lies.
     The profile has steps of up to ``most_step_tokens``, as a calibration has that of an engine with this limit. Bytes
     and bandwidth are those of one of its GPUs, as an engine's workers report them.
     """
@@ -124,7 +121,7 @@ def stage_configs(
             configs.append(configs[-1])  # equal stages, equal profiles
             continue
         kv_bytes = round(times.kv_bytes_per_token(stage) * rooms[stage] / num_layers)
-        piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_per_block(options.layout, num_layers)
+        piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_of_layers(num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
         decode, prefill = _profile(times, stage, options.estimator_bias, most_step_tokens)
         configs.append(

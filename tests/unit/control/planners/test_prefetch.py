@@ -110,14 +110,6 @@ def test_nothing_resident_forces_a_copy_that_no_step_hides() -> None:
     assert PrefetchMode.FORCED in modes
 
 
-def test_the_static_ablation_copies_a_fixed_share() -> None:
-    plans = decode_plans(busy_engine(static_prefetch_fraction=0.2))
-    budgets = {plan.decision.budget_blocks for plan in plans if plan.run}
-    assert budgets == {20}
-    whole = [plan for plan in plans if plan.run and any(i.is_first and i.is_last for i in plan.prefetch)]
-    assert {plan.decision.prefetch_mode for plan in whole} == {PrefetchMode.STATIC}
-
-
 def prefetch_planner(config: ControllerConfig, table: RequestTable) -> PrefetchPlanner:
     """Four batches of one short resident each."""
     rotation = Rotation(config.num_batches)

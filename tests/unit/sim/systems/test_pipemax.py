@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipemax.domain.specs import KvCacheDtype, KvLayout
+from pipemax.domain.specs import KvCacheDtype
 from pipemax.sim.links import Direction
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.pipemax import PipeMaxSystem
@@ -70,16 +70,6 @@ def test_freeing_what_has_left_windows_makes_batches_larger_and_copies_smaller()
         for result in (freed, whole)
     ]
     assert freed.h2d_bytes / prefetched[0] == pytest.approx(whole.h2d_bytes / prefetched[1] * 3 / 5, rel=0.02)
-
-
-def test_layer_first_copies_the_same_slower(pipemax: SimulationResult) -> None:
-    layer_first = run(PipeMaxOptions(layout=KvLayout.LAYER_FIRST))
-    assert layer_first.total_tokens_per_s < pipemax.total_tokens_per_s
-    assert steady_means(layer_first)[1] < steady_means(pipemax)[1]
-
-
-def test_activations_behind_prefetches_cost_throughput(pipemax: SimulationResult) -> None:
-    assert run(PipeMaxOptions(activation_priority=False)).seconds > pipemax.seconds
 
 
 def test_kv_that_fits_the_gpu_is_never_prefetched() -> None:

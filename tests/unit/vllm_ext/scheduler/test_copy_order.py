@@ -7,8 +7,11 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
+from pipemax.control.controller_config import StageConfig
+from pipemax.domain.step_times import StepTimeModel
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
+from pipemax.vllm_ext.runtime_settings import encode_stage
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.fakes.kv_stage import TINY, fake_token_store, token_spans
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
@@ -63,9 +66,18 @@ class RecordedWorker(FakeWorker):
 
 
 def run(
-    seed: int, *, stores_tokens: bool, runner: int = 1, dropped: Fence | None = None, **controller: Any
+    seed: int,
+    *,
+    stores_tokens: bool,
+    runner: int = 1,
+    dropped: Fence | None = None,
+    is_slow: bool = False,
+    **controller: Any,
 ) -> FakeCore:
-    """With the V2 runner also asynchronously: what is the default on GPUs."""
+    """With the V2 runner also asynchronously: what is the default on GPUs.
+
+    ``is_slow``: while a step runs, two blocks can be prefetched.
+    """
     rng = Random(seed)
     stages = rng.randint(1, 3)
     scheduler = make_scheduler(
@@ -78,6 +90,15 @@ def run(
         asynchronous=runner == 2,
         **controller,
     )
+    if is_slow:
+        times = StepTimeModel.linear(alpha_s=0, beta_s=0, delta_s=1.0)
+        slow = StageConfig(
+            kv_bytes_per_token=1000,
+            h2d_bytes_per_s=2.5 * 1000 * BLOCK_TOKENS,
+            decode_time=times,
+            prefill_time=times,
+        )
+        scheduler.recalibrate([encode_stage(slow)] * stages)
     core = FakeCore(scheduler, depth=stages if runner == 1 else stages + 1)
     num_slots = None if runner == 1 else scheduler.max_num_running_reqs
     core.worker = RecordedWorker(rng, dropped, num_slots, stages)
@@ -117,7 +138,7 @@ def test_steps_without_their_store_fences_have_races() -> None:
 @pytest.mark.parametrize("seed", [4, 8])
 def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(seed: int, runner: int) -> None:
     """A budget of two blocks: many a request comes back over several steps, and some end in the midst of that."""
-    core = run(seed, stores_tokens=True, runner=runner, static_prefetch_fraction=0.1, overdue_iterations=2)
+    core = run(seed, stores_tokens=True, runner=runner, is_slow=True, overdue_iterations=2)
     assert core.worker.device.races == []
     assert core.worker.num_later_prefetches > 50
     assert core.worker.num_abandoned > 0
