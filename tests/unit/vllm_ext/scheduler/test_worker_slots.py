@@ -53,28 +53,28 @@ def test_more_residents_than_slots_are_a_fault() -> None:
 
 def test_the_workers_are_told_what_they_lack() -> None:
     workers = WorkerState(3)
-    workers.tell([], ["a", "b", "c"])
+    workers.news([], ["a", "b", "c"])
     workers.leave_gpu("b")
     workers.leave_gpu("c")
-    assert workers.tell([], ["d"]).dropped == ["b"]
+    assert workers.news([], ["d"]).dropped == ["b"]
     for name in ("b", "c"):
         workers.note_prefetch(name)
     workers.leave_gpu("d")
     running = started("a", "b", "c")
-    told = workers.tell(running, ["a", "b", "c"])
-    assert told == (running[:1], running[2:], running[1:2], ["d"])
-    assert workers.tell(running, ["a", "b", "c"]).as_they_are == running
+    news = workers.news(running, ["a", "b", "c"])
+    assert news == (running[:1], running[2:], running[1:2], ["d"])
+    assert workers.news(running, ["a", "b", "c"]).known == running
 
 
 def test_a_prefetched_request_that_was_evicted_before_it_ran_is_announced_when_it_runs() -> None:
     workers = WorkerState(2)
-    workers.tell([], ["a"])
+    workers.news([], ["a"])
     workers.leave_gpu("a")
     workers.note_prefetch("a")
     workers.leave_gpu("a")
     workers.note_prefetch("a")
     running = started("a")
-    assert workers.tell(running, ["a"]).with_all_blocks == running
+    assert workers.news(running, ["a"]).moved == running
 
 
 def test_a_request_that_lost_its_slot_is_sent_in_as_many_parts_however_long_it_is() -> None:
