@@ -63,8 +63,8 @@ class KvGroups:
         most that a row of this length ever takes, if its prompt is computed in small parts.
         """
         num_blocks = ceil_div(tokens, block_tokens)
-        most = ceil_div(self.window_tokens - 1 + in_flight_tokens, block_tokens) + 1
-        return self.full * num_blocks + self.window * min(num_blocks, most)
+        window_blocks = ceil_div(self.window_tokens - 1 + in_flight_tokens, block_tokens) + 1
+        return self.full * num_blocks + self.window * min(num_blocks, window_blocks)
 
 
 WHOLE_KV = KvGroups()

@@ -39,7 +39,7 @@ class FixedLayout:
             (self.tensor_parallel, layout.tensor_parallel),
             (self.pipeline_parallel, layout.pipeline_parallel),
         )
-        return all(fixed is None or fixed == own for fixed, own in pairs)
+        return all(fixed is None or fixed == chosen for fixed, chosen in pairs)
 
     def __str__(self) -> str:
         parts = (

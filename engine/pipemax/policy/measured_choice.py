@@ -107,11 +107,11 @@ def batching_plans(
     sizes: list[int | None] = []
     if batching is not BatchingChoice.SEPARATED:
         knows_lengths = rows.is_whole_table or rows.outputs_are_known
-        most = MIXED_TOKENS_TO_TRY if knows_lengths else MIXED_TOKENS_TO_TRY[-1:]
+        limits = MIXED_TOKENS_TO_TRY if knows_lengths else MIXED_TOKENS_TO_TRY[-1:]
         if rows.is_whole_table:
-            most = (_OF_SHORT_TABLES, *most)
-        own = {cheapest_size(engine, tokens) for tokens in most}
-        sizes += sorted(own) if mixed_step_tokens is None else [mixed_step_tokens]
+            limits = (_OF_SHORT_TABLES, *limits)
+        cheapest = {cheapest_size(engine, tokens) for tokens in limits}
+        sizes += sorted(cheapest) if mixed_step_tokens is None else [mixed_step_tokens]
     may_be_faster = rows.is_whole_table or phases_may_be_faster(
         engine.capacity, rows.workload, engine.num_batches
     )

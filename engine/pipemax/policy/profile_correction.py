@@ -64,7 +64,7 @@ def kept_calibrations(environ: Mapping[str, str], model: str, device: str) -> li
     except OSError as error:
         log.warning("calibrations in %s cannot be read: %s", directory, error)
         return []
-    found = []
+    calibrations = []
     for file in files:
         try:
             calibration = load_calibration(file)
@@ -72,8 +72,8 @@ def kept_calibrations(environ: Mapping[str, str], model: str, device: str) -> li
             log.warning("%s is left out: %s", file, error)
             continue
         if calibration.device == device and calibration.model == model_name:
-            found.append(calibration)
-    return found
+            calibrations.append(calibration)
+    return calibrations
 
 
 def corrected_profile(

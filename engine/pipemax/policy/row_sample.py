@@ -118,14 +118,14 @@ def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per
     return int(max(_FEWEST_SIMULATED_ROWS, min(wanted, _ROUNDS * places)))
 
 
-def _output_lengths(deviates: npt.NDArray[np.float64], mean: float, most: int) -> npt.NDArray[np.int64]:
-    """Return log-normal lengths from 1 to ``most`` with this mean, by standard normal deviates."""
+def _output_lengths(deviates: npt.NDArray[np.float64], mean: float, longest: int) -> npt.NDArray[np.int64]:
+    """Return log-normal lengths from 1 to ``longest`` with this mean, by standard normal deviates."""
 
     def cut(location: float) -> npt.NDArray[np.int64]:
         lengths: npt.NDArray[np.float64] = np.rint(np.exp(location + _OUTPUT_SPREAD * deviates))
-        return np.clip(lengths, 1, most).astype(np.int64)
+        return np.clip(lengths, 1, longest).astype(np.int64)
 
-    low, high = -10.0, np.log(most) + 10.0
+    low, high = -10.0, np.log(longest) + 10.0
     for _ in range(50):
         location = (low + high) / 2
         low, high = (location, high) if cut(location).mean() < mean else (low, location)
@@ -134,9 +134,9 @@ def _output_lengths(deviates: npt.NDArray[np.float64], mean: float, most: int) -
 
 def assumed_lengths(max_model_len: int) -> RowLengths:
     """Return the lengths of rows that nobody sampled."""
-    most = max(1, min(_ASSUMED_MOST_PROMPT_TOKENS, max_model_len // 2))
-    prompts = tuple(range(max(1, most // 16), most + 1, max(1, most // 16)))
-    values = {"prompt_tokens": prompts, "max_tokens": min(_ASSUMED_MAX_TOKENS, most)}
+    longest = max(1, min(_ASSUMED_MOST_PROMPT_TOKENS, max_model_len // 2))
+    prompts = tuple(range(max(1, longest // 16), longest + 1, max(1, longest // 16)))
+    values = {"prompt_tokens": prompts, "max_tokens": min(_ASSUMED_MAX_TOKENS, longest)}
     return RowLengths.model_validate(values)
 
 

@@ -130,8 +130,8 @@ class GpuFigures:
 def gpu_figures(driver_name: str) -> GpuFigures | None:
     """Return the figures of the GPU that the driver calls so, ``None`` for one that ``gpus.yaml`` does not list."""
     listed = yaml.safe_load(files(__name__).joinpath("gpus.yaml").read_text(encoding="utf-8"))
-    found = next((values for values in listed if _is_part(values["name"], driver_name)), None)
-    return None if found is None else build_spec(GpuFigures, found, f"gpus.yaml: {driver_name}")
+    figures = next((values for values in listed if _is_part(values["name"], driver_name)), None)
+    return None if figures is None else build_spec(GpuFigures, figures, f"gpus.yaml: {driver_name}")
 
 
 def _is_part(words: str, driver_name: str) -> bool:

@@ -95,8 +95,8 @@ def _quantiles(count: int, rng: np.random.Generator) -> Floats:
     return np.asarray((rng.permutation(count) + rng.random(count)) / count, dtype=np.float64)
 
 
-def _solve(target: LengthStatistics, quantiles: Floats, most: int | Ints) -> Floats:
-    """Return lengths that have the target's mean and median once cut at ``most``.
+def _solve(target: LengthStatistics, quantiles: Floats, limits: int | Ints) -> Floats:
+    """Return lengths that have the target's mean and median once cut at ``limits``.
 
     Bisects a family's location for the median, within a bisection of its other parameter for the mean.
     """
@@ -112,7 +112,7 @@ def _solve(target: LengthStatistics, quantiles: Floats, most: int | Ints) -> Flo
         return cut((low + high) / 2, other)
 
     def cut(location: float, other: float) -> Floats:
-        return np.minimum(_FAMILIES[target.family](target, quantiles, location, other), most)
+        return np.minimum(_FAMILIES[target.family](target, quantiles, location, other), limits)
 
     low, high = _other_range(target)
     for _ in range(_BISECTIONS):

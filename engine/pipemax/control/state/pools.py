@@ -34,17 +34,17 @@ class PoolCounts:
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
         self.num_blocks = num_blocks
-        self._own: dict[RequestId, int] = {}
+        self._own_blocks: dict[RequestId, int] = {}
         self._shared: dict[RequestId, SharedBlocks] = {}
         self._groups: dict[PrefixId, _Group] = {}
         self._used = 0
         self._unaccounted = 0  # blocks in use by the engine's count that ours does not have
 
     def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._own
+        return request_id in self._own_blocks
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._own_blocks)
 
     @property
     def num_used(self) -> int:
@@ -58,7 +58,7 @@ class PoolCounts:
 
     def own_blocks(self, request_id: RequestId) -> int:
         """Return the blocks that a request holds apart from its shared prefix; ``KeyError`` if it holds none."""
-        return self._own[request_id]
+        return self._own_blocks[request_id]
 
     def prefix_holder(self, prefix_id: PrefixId) -> RequestId:
         """Return the request that has held a shared prefix longest; ``KeyError`` if none holds it."""
@@ -84,8 +84,8 @@ class PoolCounts:
             holders.setdefault(shared.prefix_id, set()).add(request_id)
         counted = {prefix_id: set(group.holders) for prefix_id, group in self._groups.items()}
         assert holders == counted, (self.name, holders, counted)
-        assert all(own >= 0 for own in self._own.values()), (self.name, self._own)
-        held = sum(self._own.values()) + sum(group.num_blocks for group in self._groups.values())
+        assert all(num_own >= 0 for num_own in self._own_blocks.values()), (self.name, self._own_blocks)
+        held = sum(self._own_blocks.values()) + sum(group.num_blocks for group in self._groups.values())
         assert held == self._used, (self.name, held, self._used)
         assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
         assert self.num_free <= self.num_blocks, (self.name, self.num_free)
@@ -95,36 +95,36 @@ class BlockPool(PoolCounts):
     """Change the count of one pool."""
 
     def take(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
-        assert request_id not in self._own, (self.name, request_id)
+        assert request_id not in self._own_blocks, (self.name, request_id)
         cost = self.cost(own_blocks, shared)
         self._require(request_id, cost)
         if shared is not None:
             group = self._groups.setdefault(shared.prefix_id, _Group(shared.num_blocks))
             group.holders[request_id] = None
             self._shared[request_id] = shared
-        self._own[request_id] = own_blocks
+        self._own_blocks[request_id] = own_blocks
         self._used += cost
 
     def publish(self, request_id: RequestId, shared: SharedBlocks) -> None:
         """Let others share the prefix among a request's own blocks from now on; no effect if another's is shared."""
         if shared.prefix_id in self._groups or request_id in self._shared:
             return
-        self._own[request_id] -= shared.num_blocks
+        self._own_blocks[request_id] -= shared.num_blocks
         self._shared[request_id] = shared
         self._groups[shared.prefix_id] = group = _Group(shared.num_blocks)
         group.holders[request_id] = None
 
     def resize(self, request_id: RequestId, own_blocks: int) -> None:
         """Grow or shrink what a request holds apart from its shared prefix."""
-        more = own_blocks - self._own[request_id]
+        more = own_blocks - self._own_blocks[request_id]
         if more > 0:
             self._require(request_id, more)
-        self._own[request_id] = own_blocks
+        self._own_blocks[request_id] = own_blocks
         self._used += more
 
     def release(self, request_id: RequestId) -> int:
         """Release everything that a request holds; return the number of blocks that became free."""
-        freed = self._own.pop(request_id)
+        freed = self._own_blocks.pop(request_id)
         shared = self._shared.pop(request_id, None)
         if shared is not None:
             group = self._groups[shared.prefix_id]
@@ -144,8 +144,8 @@ class BlockPool(PoolCounts):
 
     def observe_resize(self, request_id: RequestId, own_blocks: int) -> None:
         """Resize a request as its owner already did, whatever our count says is free."""
-        self._used += own_blocks - self._own[request_id]
-        self._own[request_id] = own_blocks
+        self._used += own_blocks - self._own_blocks[request_id]
+        self._own_blocks[request_id] = own_blocks
 
     def _require(self, request_id: RequestId, num_blocks: int) -> None:
         if num_blocks > self.num_free:
@@ -192,10 +192,12 @@ class Ledger:
     def check_integrity(self) -> None:
         for pool in (self.gpu, self.host, self.live):
             pool.check_integrity()
-        assert self.host._own.keys() == self.live._own.keys(), "reserved and live requests differ"
-        for request_id, own in self.live._own.items():
-            assert own <= self.host.own_blocks(request_id), (request_id, own)
-        for request_id in self.gpu._own:
+        assert self.host._own_blocks.keys() == self.live._own_blocks.keys(), (
+            "reserved and live requests differ"
+        )
+        for request_id, num_own in self.live._own_blocks.items():
+            assert num_own <= self.host.own_blocks(request_id), (request_id, num_own)
+        for request_id in self.gpu._own_blocks:
             assert request_id in self.host, f"{request_id} is on the GPU without a place on the host"
 
 

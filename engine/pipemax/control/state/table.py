@@ -324,8 +324,8 @@ class RequestTable(LiveRequests):
             held = ledger.gpu.own_blocks(state.id)
             computed = state.computed_tokens
             needed = needs.gpu_blocks(state, computed, computed)
-            most = needs.gpu_blocks(state, 0, computed + 1)
-            assert needed <= held <= most, (state, needed, held, most)
+            limit = needs.gpu_blocks(state, 0, computed + 1)
+            assert needed <= held <= limit, (state, needed, held, limit)
         next_slot = needs.own_blocks_with_next(state)
         assert state.blocks == next_slot, (state, next_slot)
         assert state.target_tokens <= state.computed_tokens <= state.max_kv_tokens, state

@@ -206,12 +206,12 @@ class OnlineEstimator:
     def note_ratio(self, ratio: float) -> float:
         """Count a step's measured / predicted time among those of ``error``. Return the error to learn from."""
         self._ratios.append(ratio)
-        error, most = ratio - 1.0, self.OUTLIER * self._median_error
+        error, limit = ratio - 1.0, self.OUTLIER * self._median_error
         factor = self._MEDIAN_STEP if abs(error) > self._median_error else 1 / self._MEDIAN_STEP
         self._median_error = min(
             self.MAX_ERROR / self.OUTLIER, max(self._LEAST_MEDIAN, factor * self._median_error)
         )
-        return max(-most, min(most, error))
+        return max(-limit, min(limit, error))
 
     def error(self) -> PredictionError:
         off = [abs(ratio - 1.0) for ratio in self._ratios]

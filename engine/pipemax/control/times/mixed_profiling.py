@@ -104,8 +104,8 @@ def _scales_of(ratios: Sequence[Sequence[float]]) -> tuple[float, ...] | None:
 
 
 def _bounded(scale: float) -> float:
-    least, most = _MIXED_SCALE_RANGE
-    return min(most, max(least, scale))
+    lowest, highest = _MIXED_SCALE_RANGE
+    return min(highest, max(lowest, scale))
 
 
 def _mixed_s(stage: StageConfig, work: MixedWork, *, mixed_scales: tuple[float, ...]) -> float:

@@ -105,8 +105,8 @@ def design_waves(limits: WaveLimits) -> list[Wave]:
     room = min(limits.gpu_kv_tokens, limits.most_wave_tokens or limits.gpu_kv_tokens)
     for context in contexts:
         fits = room // (context + WAVE_OUTPUT_TOKENS)
-        most = max(1, min(limits.max_num_seqs, fits // limits.num_batches))
-        sizes = _powers_up_to(most)
+        max_size = max(1, min(limits.max_num_seqs, fits // limits.num_batches))
+        sizes = _powers_up_to(max_size)
         grid.append(
             [Wave(num_requests=size * limits.num_batches, prompt_tokens=context) for size in _corners(sizes)]
         )
@@ -129,8 +129,8 @@ def affordable_wave_tokens(wave: Wave, seconds: float, *, time_limit_s: float) -
 def _overflowing_wave(limits: WaveLimits, context: int) -> Wave | None:
     tokens = context + 2 * WAVE_OUTPUT_TOKENS
     num_requests = math.ceil(1.5 * limits.gpu_kv_tokens / tokens)
-    most = min(limits.host_kv_tokens, 2 * (limits.most_wave_tokens or limits.host_kv_tokens))
-    if num_requests * tokens > most:
+    max_tokens = min(limits.host_kv_tokens, 2 * (limits.most_wave_tokens or limits.host_kv_tokens))
+    if num_requests * tokens > max_tokens:
         return None
     return Wave(num_requests=num_requests, prompt_tokens=context, output_tokens=2 * WAVE_OUTPUT_TOKENS)
 
@@ -141,9 +141,9 @@ def _usual_batches(limits: WaveLimits, context: int) -> Wave | None:
     return wave if size > 1 and wave.kv_tokens <= limits.gpu_kv_tokens else None
 
 
-def _powers_up_to(most: int) -> list[int]:
-    sizes = [1 << power for power in range(most.bit_length())]
-    return sizes if sizes[-1] == most else [*sizes, most]
+def _powers_up_to(limit: int) -> list[int]:
+    sizes = [1 << power for power in range(limit.bit_length())]
+    return sizes if sizes[-1] == limit else [*sizes, limit]
 
 
 def _corners(sizes: list[int]) -> list[int]:

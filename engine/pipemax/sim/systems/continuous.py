@@ -264,13 +264,13 @@ class ContinuousBatching:
         num_lost = max(0, pool.num_taken - dropped.num_taken - dropped.num_ahead)
         # Only full blocks are found, and the last token is computed whatever is found.
         num_whole = (prompt.tokens - 1) // pool.block_tokens
-        found = min(max(0, dropped.num_blocks - num_lost) // pool.groups.count, num_whole)
+        num_found = min(max(0, dropped.num_blocks - num_lost) // pool.groups.count, num_whole)
         if pool.groups.skipped_blocks(prompt.tokens, pool.block_tokens):
             # Before a lost block, layers with a window would need what was freed as they moved on.
-            found = 0 if num_lost else num_whole
-        self._recomputed_tokens -= found * pool.block_tokens
-        self._machine.usage.tokens_done += found * pool.block_tokens
-        return found * pool.block_tokens
+            num_found = 0 if num_lost else num_whole
+        self._recomputed_tokens -= num_found * pool.block_tokens
+        self._machine.usage.tokens_done += num_found * pool.block_tokens
+        return num_found * pool.block_tokens
 
     def _complete(self, group: _Group, decoded: bool, prompts: list[Prompt], _: Step) -> None:
         group.in_flight = False

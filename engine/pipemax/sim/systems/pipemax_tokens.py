@@ -47,14 +47,14 @@ class TokenBook:
 
         ``max_tokens`` is what a careful user would set: the longest output of the table.
         """
-        most = max(self._outputs)
+        longest = max(self._outputs)
         prefix = None
         if self._prefix_tokens:
             prefix = SharedPrefix(prefix_id=PrefixId("template"), num_tokens=self._prefix_tokens)
         return [
             RequestAdmitted(
                 request=RequestSpec(
-                    request_id=RequestId(str(number)), prompt_tokens=tokens, max_tokens=most, prefix=prefix
+                    request_id=RequestId(str(number)), prompt_tokens=tokens, max_tokens=longest, prefix=prefix
                 )
             )
             for number, tokens in enumerate(self._prompts)
@@ -112,11 +112,11 @@ class TokenBook:
 
     def complete(self, outputs: tuple[RequestId, ...]) -> tuple[RequestId, ...]:
         """Count a token for each request of ``outputs``; return those that ended with it."""
-        made, most, finished = self._made, self._outputs, list[RequestId]()
+        made, totals, finished = self._made, self._outputs, list[RequestId]()
         for request in outputs:
             number = int(request)
             tokens = made[number] = made[number] + 1
-            if tokens == most[number]:
+            if tokens == totals[number]:
                 finished.append(request)
         return tuple(finished)
 

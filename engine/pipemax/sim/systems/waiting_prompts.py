@@ -67,18 +67,18 @@ class BlockPool:
 def waiting_prompts(workload: Workload) -> deque[Prompt]:
     """Return all requests as prompts, in order of arrival."""
     outputs = workload.output_tokens.tolist()
-    own = (workload.prompt_tokens - workload.shared_prefix_tokens).tolist()
+    own_tokens = (workload.prompt_tokens - workload.shared_prefix_tokens).tolist()
     return deque(
         Prompt(request=request, tokens=tokens, outputs=output)
-        for request, (tokens, output) in enumerate(zip(own, outputs, strict=True))
+        for request, (tokens, output) in enumerate(zip(own_tokens, outputs, strict=True))
     )
 
 
 def require_fit(pool: BlockPool, prompts: deque[Prompt]) -> None:
     """Raise ``ValueError`` if the pool could never hold some request's KV."""
-    most = max(prompt.tokens + prompt.outputs for prompt in prompts)
-    if pool.blocks_of(most) > pool.num_blocks:
-        raise ValueError(f"a request of {most} tokens does not fit into {pool.num_blocks} KV blocks")
+    longest = max(prompt.tokens + prompt.outputs for prompt in prompts)
+    if pool.blocks_of(longest) > pool.num_blocks:
+        raise ValueError(f"a request of {longest} tokens does not fit into {pool.num_blocks} KV blocks")
 
 
 def add_prefill(

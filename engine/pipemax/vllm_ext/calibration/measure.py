@@ -310,9 +310,9 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
 
 def random_tokens(rng: Random, count: int, vocabulary: int) -> list[int]:
     """Return random token ids, so that no two prompts share a prefix: a found prefix would not be computed."""
-    most = min(_MOST_TOKEN_ID, vocabulary - 1)
-    least = min(_LEAST_TOKEN_ID, most)
-    return [rng.randint(least, most) for _ in range(count)]
+    highest = min(_MOST_TOKEN_ID, vocabulary - 1)
+    lowest = min(_LEAST_TOKEN_ID, highest)
+    return [rng.randint(lowest, highest) for _ in range(count)]
 
 
 class _WaveRunner:

@@ -33,16 +33,16 @@ class ImageLoader:
 
     def load(self, images: tuple[Image, ...]) -> list[LoadedImage] | RequestError:
         """Return a row's images, or what is wrong with the first one that cannot be had."""
-        most = self._limits.max_per_row
-        if len(images) > most:
-            return _fault(f"the row has {len(images)} images, and images.max_per_row is {most}")
+        limit = self._limits.max_per_row
+        if len(images) > limit:
+            return _fault(f"the row has {len(images)} images, and images.max_per_row is {limit}")
         loaded = []
         for number, image in enumerate(images, start=1):
-            which = f"image {number} of {len(images)}: " if len(images) > 1 else ""
+            place = f"image {number} of {len(images)}: " if len(images) > 1 else ""
             try:
                 loaded.append(self._decoded(self._bytes_of(image)))
             except ImageSourceError as error:
-                return _fault(f"{which}{error}")
+                return _fault(f"{place}{error}")
         return loaded
 
     def _bytes_of(self, image: Image) -> bytes:
@@ -75,12 +75,12 @@ class ImageLoader:
             raise ImageSourceError(f"{url[:160]!r} cannot be fetched: {error}") from None
 
     def _decoded(self, content: bytes) -> LoadedImage:
-        most = self._limits.max_pixels
+        limit = self._limits.max_pixels
         try:
             width, height = open_image(BytesIO(content)).size
-            if width * height > most:
+            if width * height > limit:
                 raise ImageSourceError(
-                    f"the image has {width} × {height} pixels, and images.max_pixels is {most:,}"
+                    f"the image has {width} × {height} pixels, and images.max_pixels is {limit:,}"
                 )
             return self._decoder.load_bytes(content)
         except ImageSourceError:

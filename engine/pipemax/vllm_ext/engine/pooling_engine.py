@@ -69,7 +69,7 @@ class PoolingEngine(VllmEngine):
         assert isinstance(ask, PoolingAsk), ask
         return ask.params
 
-    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
+    def _outcome(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
         assert isinstance(output, PoolingRequestOutput), output
         if output.error is not None:
             reason = f"the engine failed the row: {output.error}"
@@ -172,19 +172,19 @@ def pooling_task(engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfi
     """Return vLLM's name of what the loaded model does for the task. ``EngineStartError`` if it cannot do it."""
     model = vllm_config.model_config
     supported = engine.get_supported_tasks()
-    own: PoolingTask | None = model.get_pooling_task(supported)
+    pooling: PoolingTask | None = model.get_pooling_task(supported)
     task: PoolingTask = "embed" if config.task == "embed" else "classify"
     if config.task != "score":
         if task in supported:
             return task
-    elif own is not None and (kind := SCORE_TYPE_MAP.get(own)) in ("bi-encoder", "cross-encoder"):
+    elif pooling is not None and (kind := SCORE_TYPE_MAP.get(pooling)) in ("bi-encoder", "cross-encoder"):
         num_labels = getattr(model.hf_config, "num_labels", 0)
         if kind == "cross-encoder" and num_labels != 1:
             raise EngineStartError(
                 f"model {config.model!r} has {num_labels} labels, and a cross-encoder that scores has one; use the "
                 "task classify"
             )
-        return own
+        return pooling
     raise EngineStartError(
         f"model {config.model!r} cannot do the task {config.task}; vLLM runs it for {', '.join(sorted(supported))}. "
         f"Name another model, or have vLLM convert this one (vllm: {{convert: {task}}})"

@@ -37,10 +37,10 @@ class EngineLedger:
         if self.admission is not None and self.admission.is_empty:
             self.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
             stats = EngineStats(metrics=stats.metrics)
-        own = self.time.figures()
+        figures = self.time.figures()
         if self.max_num_seqs is not None:
-            own["max_num_seqs"] = float(self.max_num_seqs)
-        return replace(stats, metrics=stats.metrics | own)
+            figures["max_num_seqs"] = float(self.max_num_seqs)
+        return replace(stats, metrics=stats.metrics | figures)
 
 
 class StatLogger(StatLoggerBase):

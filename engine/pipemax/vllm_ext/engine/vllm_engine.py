@@ -168,7 +168,7 @@ class VllmEngine:
         skip = self._thinking is None or self._thinking.skip_special_tokens
         return sampling_params(ask, skip_special_tokens=skip, is_guidance=self._is_guidance)
 
-    def _told(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
+    def _outcome(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
         assert isinstance(output, RequestOutput), output
         (sequence,) = output.outputs
         return told_of(sequence, sequence.text)
@@ -313,7 +313,7 @@ class VllmEngine:
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
             )
-            self._take_told([(ask.ask_id, Reply(error=refusal))])
+            self._take_outcomes([(ask.ask_id, Reply(error=refusal))])
         else:
             self._admission.send(ask.ask_id)
 
@@ -344,15 +344,15 @@ class VllmEngine:
     def _take(self, outputs: Sequence[RequestOutput | PoolingRequestOutput]) -> None:
         if not outputs:
             return
-        self._take_told([(output.request_id, self._told(output)) for output in outputs])
+        self._take_outcomes([(output.request_id, self._outcome(output)) for output in outputs])
 
-    def _take_told(self, told: Sequence[tuple[str, Reply]]) -> None:
+    def _take_outcomes(self, outcomes: Sequence[tuple[str, Reply]]) -> None:
         """Send the next asks of these asks' rows, and hand out the rows that have ended."""
-        self._admission.learn(len(each.token_ids) for _, each in told if each.error is None)
-        self._admission.end(ask_id for ask_id, _ in told)
+        self._admission.learn(len(outcome.token_ids) for _, outcome in outcomes if outcome.error is None)
+        self._admission.end(ask_id for ask_id, _ in outcomes)
         ended = []
-        for ask_id, each in told:
-            asks, completion = self._rows.take(ask_id, each)
+        for ask_id, outcome in outcomes:
+            asks, completion = self._rows.take(ask_id, outcome)
             self._send(asks)
             if completion is not None:
                 ended.append(completion)

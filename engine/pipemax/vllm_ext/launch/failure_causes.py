@@ -112,9 +112,9 @@ def _is_death_of_core(error: BaseException) -> bool:
 
 def _death_of_core(error: BaseException, exit_code: int | None) -> str:
     """Explain the end of vLLM's core process. At a start vLLM has its exit code at times, in its error's text."""
-    told = re.search(r"Failed core proc\(s\): \{'\w+': (-?\d+)\}", str(error))
-    if told is not None:
-        exit_code = int(told[1])
+    match = re.search(r"Failed core proc\(s\): \{'\w+': (-?\d+)\}", str(error))
+    if match is not None:
+        exit_code = int(match[1])
     if exit_code is not None:
         return _exit(Failure(pid=0, process=CORE_PROCESS, exit_code=exit_code))
     return (
@@ -137,9 +137,9 @@ def _exit(failure: Failure) -> str:
 
 def _exception(failure: Failure) -> str:
     text = f"{failure.error}: {failure.message}"
-    told = " ".join(_VLLM_S_ADVICE.sub("", text).split()).rstrip(".: ")
-    told = told if len(told) <= _MOST_CHARACTERS else f"{told[:_MOST_CHARACTERS]} …"
+    cause = " ".join(_VLLM_S_ADVICE.sub("", text).split()).rstrip(".: ")
+    cause = cause if len(cause) <= _MOST_CHARACTERS else f"{cause[:_MOST_CHARACTERS]} …"
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, text, re.DOTALL):
-            return f"{told}. Remedy: {remedy}"
-    return f"{told} ({failure.place})" if failure.process else told
+            return f"{cause}. Remedy: {remedy}"
+    return f"{cause} ({failure.place})" if failure.process else cause

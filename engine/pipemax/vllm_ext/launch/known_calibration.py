@@ -46,11 +46,11 @@ def known_calibration(config: EngineConfig, vllm_config: VllmConfig) -> Calibrat
             log.warning("a calibration measured before cannot be read, and is measured again: %s", error)
         return None
     measured = [stage.kv_bytes_per_token for stage in calibration.stages]
-    own = kv_bytes_per_token(vllm_config)
-    if measured != own:
+    expected = kv_bytes_per_token(vllm_config)
+    if measured != expected:
         raise ValueError(
             f"calibration {path} is of stages with {measured} bytes of KV per token, this engine's "
-            f"have {own}: it was measured for another model, dtype, KV dtype or number of stages"
+            f"have {expected}: it was measured for another model, dtype, KV dtype or number of stages"
         )
     return calibration
 

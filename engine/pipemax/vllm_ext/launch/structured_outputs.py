@@ -21,19 +21,19 @@ _BACKENDS = ("xgrammar", "guidance")
 
 def structured_outputs(config: EngineConfig) -> dict[str, Any]:
     """Return the settings of vLLM's StructuredOutputsConfig. ``ValueError`` if the config's own are no mapping."""
-    own = _own(config)
-    if config.is_pooling or config.json_whitespace == "any" or _DECIDES & own.keys():
-        return own
-    return {"backend": config.json_backend, "disable_any_whitespace": True, **own}
+    settings = _settings_given(config)
+    if config.is_pooling or config.json_whitespace == "any" or _DECIDES & settings.keys():
+        return settings
+    return {"backend": config.json_backend, "disable_any_whitespace": True, **settings}
 
 
 def check_structured_outputs(config: EngineConfig) -> None:
     """Raise ``ValueError`` if vLLM refuses the config's own settings; vLLM is imported only if there are some."""
-    if not (own := _own(config)):
+    if not (settings := _settings_given(config)):
         return
     from pipemax.vllm_ext.seam.vllm_types import StructuredOutputsConfig
 
-    make_structured_outputs(StructuredOutputsConfig, own)
+    make_structured_outputs(StructuredOutputsConfig, settings)
 
 
 def make_structured_outputs(kind: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
@@ -41,7 +41,7 @@ def make_structured_outputs(kind: Callable[..., Any], settings: Mapping[str, Any
     try:
         return kind(**settings)
     except (TypeError, ValueError) as error:
-        faults = [each["msg"] for each in error.errors()] if hasattr(error, "errors") else [str(error)]
+        faults = [fault["msg"] for fault in error.errors()] if hasattr(error, "errors") else [str(error)]
         raise ValueError(f"vllm: {_ARGUMENT} {dict(settings)}: {'; '.join(faults)}") from error
 
 
@@ -61,7 +61,7 @@ def settings_for_schemas(
         return backend == "guidance" or all(place.by_xgrammar >= least for place in places_of(schema))
 
     chosen = structured_outputs(config).get("backend", "auto")
-    decided = bool(_DECIDES & _own(config).keys())
+    decided = bool(_DECIDES & _settings_given(config).keys())
     if chosen in _BACKENDS:
         backends = [chosen] if decided else sorted(_BACKENDS, key=chosen.__ne__)
         for least in (Reading.ALL, Reading.WITHOUT_ESCAPES):
@@ -91,13 +91,13 @@ def _check_patterns(schema: str) -> None:
             )
 
 
-def _own(config: EngineConfig) -> dict[str, Any]:
-    own = config.vllm_arguments.get(_ARGUMENT) or {}
-    if isinstance(own, str):
+def _settings_given(config: EngineConfig) -> dict[str, Any]:
+    settings = config.vllm_arguments.get(_ARGUMENT) or {}
+    if isinstance(settings, str):
         try:
-            own = json.loads(own)
+            settings = json.loads(settings)
         except ValueError as error:
-            raise ValueError(f"vllm: {_ARGUMENT} {own!r} is not JSON: {error}") from error
-    if not isinstance(own, Mapping):
-        raise ValueError(f"vllm: {_ARGUMENT} is {own!r}; give a mapping, such as {{backend: guidance}}")
-    return dict(own)
+            raise ValueError(f"vllm: {_ARGUMENT} {settings!r} is not JSON: {error}") from error
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"vllm: {_ARGUMENT} is {settings!r}; give a mapping, such as {{backend: guidance}}")
+    return dict(settings)

@@ -249,11 +249,11 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         if (value := getattr(config, name)) is not None:
             values[name] = value
     _load_reasoning_parser(config)
-    own = dict(config.vllm_arguments)
+    arguments = dict(config.vllm_arguments)
     if settings := structured_outputs(config):
-        own["structured_outputs_config"] = make_structured_outputs(StructuredOutputsConfig, settings)
+        arguments["structured_outputs_config"] = make_structured_outputs(StructuredOutputsConfig, settings)
     try:
-        return EngineArgs(**{**values, **own})
+        return EngineArgs(**{**values, **arguments})
     except TypeError as error:
         raise ValueError(
             f"vllm: {error} (these are the arguments of vLLM {VLLM_VERSION}'s EngineArgs)"

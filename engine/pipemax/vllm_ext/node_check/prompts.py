@@ -82,8 +82,8 @@ class KvPools:
 
     def _blocks(self, prompt: Prompt) -> int:
         num_tokens = len(prompt) + OUTPUT_TOKENS
-        most = self._groups.prompt_blocks(num_tokens, self._block_tokens, in_flight_tokens=0)
-        return most + self._groups.count
+        blocks = self._groups.prompt_blocks(num_tokens, self._block_tokens, in_flight_tokens=0)
+        return blocks + self._groups.count
 
 
 class Asking:

@@ -74,10 +74,10 @@ def trial_configs(config: EngineConfig, vllm_config: VllmConfig) -> TrialConfigs
             arguments.setdefault("compilation_config", {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"})
     # Prompts in pieces, in batches that differ from PipeMax's.
     steps = {"max_num_seqs": _STOCK_SEQS, "max_num_batched_tokens": max_model_len}
-    given = config.model_dump() | changes | {"vllm": arguments, "vllm_speed": {}}
+    values = config.model_dump() | changes | {"vllm": arguments, "vllm_speed": {}}
     return TrialConfigs(
-        stock=EngineConfig.parse(given | steps | {"policy": "vllm"}),
-        pipemax=EngineConfig.parse(given | {"policy": "pipemax"}),
+        stock=EngineConfig.parse(values | steps | {"policy": "vllm"}),
+        pipemax=EngineConfig.parse(values | {"policy": "pipemax"}),
         num_layers=num_layers,
     )
 

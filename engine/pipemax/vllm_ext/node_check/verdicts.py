@@ -35,7 +35,7 @@ class Run:
 
     def num_unlike(self, other: "Run") -> int:
         """Return how many prompts have other answers there."""
-        return sum(own != its for own, its in zip(self.answers, other.answers, strict=True))
+        return sum(answer != theirs for answer, theirs in zip(self.answers, other.answers, strict=True))
 
     @property
     def num_not_finite(self) -> int:
@@ -82,8 +82,8 @@ def tokens_part(controls: tuple[Run, Run], runs: Mapping[str, Run], faulty: Run)
         detail = f"stock vLLM itself differs between two batch sizes in {differs} of {count} prompts"
     elif unlike:
         verdict = Verdict.FAILED
-        told = ", ".join(f"{num} of {count} {name}" for name, num in unlike.items())
-        detail = f"prompts that differ from stock vLLM's: {told}"
+        unlike_runs = ", ".join(f"{num} of {count} {name}" for name, num in unlike.items())
+        detail = f"prompts that differ from stock vLLM's: {unlike_runs}"
     elif not seen:
         verdict = Verdict.INCONCLUSIVE
         detail = f"prefetches of wrong blocks changed none of {count} prompts, so the comparison sees nothing"

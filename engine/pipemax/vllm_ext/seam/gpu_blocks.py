@@ -144,31 +144,32 @@ class GpuBlocks:
         """
         request_id = request.request_id
         assert not self._blocks_of.get(request_id), f"{request_id} has blocks on the GPU"
-        found = self._find_blocks(request)
+        blocks_found = self._find_blocks(request)
         num_tokens = min(request.num_computed_tokens + 1, self._manager.max_model_len)
-        num_new = ceil_div(num_tokens, self._block_tokens) - len(found)
-        if num_new + len([block for block in found if block.ref_cnt == 0]) > self.num_free:
+        num_new = ceil_div(num_tokens, self._block_tokens) - len(blocks_found)
+        if num_new + len([block for block in blocks_found if block.ref_cnt == 0]) > self.num_free:
             return None
-        self._pool.touch(found)
+        self._pool.touch(blocks_found)
         new_blocks = self._take(num_new)
-        self._blocks_of[request_id] = [*found, *new_blocks]
-        self._group.num_cached_block[request_id] = len(found)  # others must not find what is not filled yet
-        return len(found)
+        self._blocks_of[request_id] = [*blocks_found, *new_blocks]
+        # Others must not find what is not filled yet.
+        self._group.num_cached_block[request_id] = len(blocks_found)
+        return len(blocks_found)
 
     def _find_blocks(self, request: Request) -> list[KVCacheBlock]:
         """Return the leading blocks of a request that still hold its KV on the GPU, as vLLM's manager finds them."""
-        found: list[KVCacheBlock] = []
+        blocks_found: list[KVCacheBlock] = []
         if not self._manager.prefix_cache_lookup_enabled(request):
-            return found
+            return blocks_found
         find = self._pool.cached_block_hash_to_block.get_one_block
         # The last token is computed in any case: the block that it ends is not looked for.
-        most = (request.num_tokens - 1) // self._block_tokens
-        for block_hash in islice(request.block_hashes, most):
+        num_whole = (request.num_tokens - 1) // self._block_tokens
+        for block_hash in islice(request.block_hashes, num_whole):
             block = find(BlockHashWithGroupId(block_hash + self._hash_end))
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks_found.append(block)
+        return blocks_found
 
     def _take(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks in the order in which vLLM's pool would hand them out: those vacated last come first."""

@@ -44,14 +44,14 @@ class Sources:
         return ()
 
     def _find_names(self, name: str) -> frozenset[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for node in (node for owner in self._lineage(name) for node in ast.walk(owner)):
             match node:
                 case ast.Attribute(attr=attribute) | ast.Name(id=attribute) | ast.FunctionDef(name=attribute):
-                    found.add(attribute)
+                    names.add(attribute)
                 case ast.Constant(value=str(attribute)):  # of __slots__
-                    found.add(attribute)
-        return frozenset(found)
+                    names.add(attribute)
+        return frozenset(names)
 
     def _read(self, module: str) -> ast.Module | None:
         path = self._root.joinpath(*module.split("."))
@@ -74,10 +74,10 @@ class Sources:
 
 
 def _parameters(arguments: ast.arguments) -> tuple[str, ...]:
-    named = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     if arguments.vararg is not None:
         named.append(f"*{arguments.vararg.arg}")
-    named += [each.arg for each in arguments.kwonlyargs]
+    named += [argument.arg for argument in arguments.kwonlyargs]
     if arguments.kwarg is not None:
         named.append(f"**{arguments.kwarg.arg}")
     return tuple(named)

@@ -43,11 +43,11 @@ def lacks(root: Path) -> Iterator[str]:
         for line in lines.strip().splitlines():
             method, _, rest = line.strip().partition("(")
             wanted = [_names(part) for part in f"({rest}".split("|")]
-            found = sources.parameters(owner, method)
-            if found is None:
+            there = sources.parameters(owner, method)
+            if there is None:
                 yield f"{name_of_class}.{method}"
-            elif found not in wanted:
-                yield f"{name_of_class}.{method}{_shown(wanted[-1])}, which there has {_shown(found)}"
+            elif there not in wanted:
+                yield f"{name_of_class}.{method}{_shown(wanted[-1])}, which there has {_shown(there)}"
     for owner, attributes in ATTRIBUTES.items():
         for attribute in attributes.split():
             if not sources.uses(owner, attribute):
