@@ -29,7 +29,8 @@ class TraceWriter:
 
     def __init__(self, path: Path, config: ControllerConfig) -> None:
         self._file = path.open("w", encoding="utf-8")
-        self._write({"version": TRACE_VERSION, "config": encode(config) | _ABLATIONS})
+        no_ablation = {name: value for name, value in _ABLATIONS.items() if value is not None}
+        self._write({"version": TRACE_VERSION, "config": encode(config) | no_ablation})
 
     def events(self, events: Sequence[Event]) -> None:
         self._write({"events": [{"type": type(event).__name__, **encode(event)} for event in events]})
