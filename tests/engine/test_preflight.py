@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from pipemax.config import EngineConfig, Policy, RowLengths
 from pipemax.node.host_pool_size import kv_bytes_per_token
 from pipemax.serve.preflight_checks import preflight
-from pipemax.vllm_ext.launch import structured_outputs
+from pipemax.vllm_ext.seam.schema_rules import is_refused
 from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEMO_MODEL
 
@@ -408,7 +408,7 @@ def test_what_a_backend_takes_is_what_vllm_says() -> None:
         "guidance": has_guidance_unsupported_json_features,
     }
     for backend, schema in product(told, [OBJECT, *ONLY_XGRAMMAR, *ONLY_GUIDANCE, *NEITHER]):
-        assert structured_outputs._is_refused(backend, schema) == told[backend](schema), (backend, schema)
+        assert is_refused(backend, schema) == told[backend](schema), (backend, schema)
 
 
 @pytest.mark.parametrize(

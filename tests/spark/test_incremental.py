@@ -220,7 +220,9 @@ def test_the_position_advances_when_what_follows_the_last_batch_is_requested(
     def batches(**options: str) -> MicroBatches:
         source = read_source(spark, nights.input)
         directory = str(tmp_path / f"stream {next(runs)}")
-        job = replace(nights.jobs.defaults, checkpoint=str(tmp_path / "p"), input_option=options)
+        job = replace(
+            nights.jobs.defaults, incremental=True, checkpoint=str(tmp_path / "p"), input_option=options
+        )
         checked: Any = SimpleNamespace(source=source, spec=SimpleNamespace(hash="h"))
         work: Any = SimpleNamespace(path=directory)
         return MicroBatches(spark, job, checked, work)
