@@ -1,4 +1,4 @@
-"""A process that misses the first SIGTERM gets another; one that has begun to end gets none."""
+"""A process that misses the first SIGTERM gets more, and is killed; one that has begun to end gets none."""
 
 import os
 import signal
@@ -14,6 +14,13 @@ ENDS_ON_THE_SECOND = """
 import os, signal
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(0) if not told else os._exit(7))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+HEARS_NOTHING = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: None)
 print("ready", flush=True)
 while True:
     signal.pause()
@@ -46,6 +53,13 @@ def test_a_process_that_does_nothing_on_sigterm_is_told_again(process: subproces
     with sigterm_repeated([process.pid], every_s=0.05):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(timeout=60) == 7
+
+
+@pytest.mark.parametrize("process", [HEARS_NOTHING], indirect=True)
+def test_a_process_that_never_acts_on_sigterm_is_killed(process: subprocess.Popen[str]) -> None:
+    with sigterm_repeated([process.pid], every_s=0.05):
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("process", [ENDS_SLOWLY], indirect=True)
