@@ -59,6 +59,8 @@ class RehearsedEngine:
     """Check that steps and copies find the KV that they should; takes time, but none of the clock's."""
     controller: dict[str, Any] = field(default_factory=dict)
     """Fields of ``ControllerConfig`` that differ from their defaults."""
+    assumed_node: NodeSpec | None = None
+    """The node whose step times and links the controller expects; None for this one."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs``."""
     executor: type[VirtualNodeExecutor] = VirtualNodeExecutor
@@ -205,9 +207,10 @@ def rehearsed_config(
 
 def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> RuntimeSettings:
     """Return what the engine would know on its node, calibrated; its step times are fitted as in the simulator."""
-    times = StageTimes(engine.node, engine.model, engine.parallelism)
+    node = engine.assumed_node or engine.node
+    times = StageTimes(node, engine.model, engine.parallelism)
     room_layers = block_layers(engine.model, engine.parallelism, frees_windows=engine.frees_windows)
-    stages = stage_configs(engine.node, times, PipeMaxOptions(), room_layers=room_layers)
+    stages = stage_configs(node, times, PipeMaxOptions(), room_layers=room_layers)
     return RuntimeSettings(
         host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
         num_batches=engine.num_batches or default_num_batches(vllm_config),

@@ -15,8 +15,6 @@ from lab.virtual_node.virtual_device import VirtualDevice
 from pipemax.config import Policy
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import Parallelism
-from pipemax.sim.stage_times import StageTimes
-from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cuda.device import DeviceEvent, Fence, Lane
 from pipemax.transfer.cuda.transfers import CudaTransfers
@@ -36,11 +34,8 @@ def run(
     class Executor(VirtualNodeExecutor):
         connector_class = connector
 
-    node = small_node(num_gpus=4, kv_gb=0.15)
-    controller: dict[str, object] = {}
-    if slow_link:  # and prefetches that do not heed it, so that copies take longer than steps
-        times = StageTimes(node, small_model(), Parallelism(pipeline=4, tensor=1))
-        controller = {"stages": stage_configs(node, times, PipeMaxOptions())}
+    node = assumed_node = small_node(num_gpus=4, kv_gb=0.15)
+    if slow_link:  # of which the controller does not know, so that copies take longer than steps
         node = replace(node, root_bytes_per_s=node.root_bytes_per_s / 50)
     engine = RehearsedEngine(
         node=node,
@@ -51,7 +46,7 @@ def run(
         max_model_len=4096,
         batching=batching,
         clock=ClockSettings(host_factor=0.0),
-        controller=controller,
+        assumed_node=assumed_node,
         executor=Executor,
     )
     return rehearse(engine, small_workload(50, name=workload))
