@@ -71,7 +71,7 @@ class Steps:
 
     @contextlib.contextmanager
     def held(self, rows: Any) -> Iterator[Any]:
-        """``rows``, whose tasks stop."""
+        """``rows``, whose first task stops: a run that stands in a commit leaves slots to the others."""
         gate = self._directory / str(next(self._number))
         begun, released = f"{gate}-begun", f"{gate}-released"
 
@@ -79,9 +79,13 @@ class Steps:
             import time
             from pathlib import Path
 
-            Path(begun).touch()
-            while not Path(released).exists():
-                time.sleep(0.02)
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            if context is not None and context.partitionId() == 0:
+                Path(begun).touch()
+                while not Path(released).exists():
+                    time.sleep(0.02)
             yield from batches
 
         if self.runs_free:
