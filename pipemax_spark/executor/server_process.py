@@ -139,7 +139,7 @@ def server_files(executor: Executor, engine_python: str | None, log_dir: str | N
     """Return the files of the executor's server, and make their directories."""
     directory = _servers_directory()
     process = executor.process
-    key = f"{process.pid}:{process.start_ticks}:{engine_python or sys.executable}"
+    key = f"{process}:{engine_python or sys.executable}"
     name = hashlib.sha256(key.encode()).hexdigest()[:24]
     logs = Path(log_dir) if log_dir else directory
     logs.mkdir(parents=True, exist_ok=True)
@@ -255,12 +255,11 @@ def _start(
     if fault is not None:
         raise EngineSessionError(SessionErrorCode.ENGINE_START_FAILED, fault)
     _sweep(files.socket.parent)
-    watched = executor.process
     command = engine_command(
         engine_python,
         "pipemax.serve",
         *("--socket", str(files.socket)),
-        *("--watch-jvm", f"{watched.pid}:{watched.start_ticks}"),
+        *("--watch-jvm", str(executor.process)),
         *("--log", str(files.log)),
     )
     with os.fdopen(os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:

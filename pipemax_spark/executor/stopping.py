@@ -68,7 +68,7 @@ class Visit:
         server = files.recorded()
         if server is None or not server.is_running():
             return None
-        name = f"{socket.gethostname()}:{server.pid}:{server.start_ticks}"
+        name = f"{socket.gethostname()}:{server}"
         tasks = _num_tasks(files)
         ended = name in self.stops and (self.force or tasks == 0)
         if ended:
@@ -107,7 +107,7 @@ def _executor_id(executor: Executor, host: str) -> str:
         arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return arguments[arguments.index("--executor-id") + 1]
     except (OSError, ValueError, IndexError):
-        return f"{host}:{process.pid}:{process.start_ticks}"
+        return f"{host}:{process}"
 
 
 def is_own_name(executor: str) -> bool:

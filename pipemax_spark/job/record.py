@@ -1,4 +1,4 @@
-"""Record how a run of the job ended: for MLflow, for the scheduler, and for people.
+"""Record how a run ended: in MLflow, in the summary file that schedulers read, and on the terminal.
 
 Everything is counted in the output table, so a run's totals do not depend on which reports reached the driver.
 """

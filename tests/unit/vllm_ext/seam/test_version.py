@@ -12,6 +12,7 @@ import vllm
 from pipemax.vllm_ext.seam import version
 from pipemax.vllm_ext.seam.relied_on import METHODS
 from pipemax.vllm_ext.seam.version import check_version, lacks
+from tests.unit.vllm_ext.seam.test_seam import SUBCLASSES
 
 ROOT = Path(vllm.__file__).parents[1]
 
@@ -102,16 +103,7 @@ def test_the_parameters_read_from_the_sources_are_those_of_the_classes() -> None
 def overrides() -> list[tuple[type, str, type]]:
     """Return each method of a class of ours that overrides one of vLLM's: our class, the method, vLLM's class."""
     found = []
-    for module in (
-        "seam.executor",
-        "engine.stat_logger",
-        "node_check.random_weights",
-        "scheduler.scheduler",
-        "worker.connector",
-        "worker.cpu_worker",
-        "worker.gpu_worker",
-        "worker.stage_reports",
-    ):
+    for module in ("seam.executor", *SUBCLASSES):
         for ours in vars(importlib.import_module(f"pipemax.vllm_ext.{module}")).values():
             if not inspect.isclass(ours) or not ours.__module__.startswith("pipemax.vllm_ext"):
                 continue
