@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -271,6 +272,9 @@ class _ServerOfAnotherVersion(flight.FlightServerBase):
     ) -> None:
         versions = {b"pipemax_wire_version": b"0", b"pipemax_package_version": b"0.0.7"}
         writer.begin(COMPLETION_SCHEMA.with_metadata(versions))
+        with suppress(pa.ArrowException):  # to the client a server that leaves at once would be a lost one
+            for _ in reader:
+                pass
 
 
 def _first_message(location: str, header: bytes) -> ServerMessage:

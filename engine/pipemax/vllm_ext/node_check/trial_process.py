@@ -47,7 +47,7 @@ def inconclusive(reason: str) -> CheckPart:
 
 
 def _run(command: Sequence[str]) -> int:
-    kernels = {} if current_platform.is_cpu() else {"VLLM_BATCH_INVARIANT": "1"}
+    kernels = {"VLLM_CPU_ATTN_SPLIT_KV": "0"} if current_platform.is_cpu() else {"VLLM_BATCH_INVARIANT": "1"}
     process = subprocess.Popen(command, env=os.environ | kernels)
     try:
         return process.wait()
