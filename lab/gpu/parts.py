@@ -70,7 +70,7 @@ PARTS = {
         Part(name="link", expected_s=25, gigabytes=4, modules=("cuda.bindings", "triton"), arguments=_link),
         Part(
             name="check-node",
-            expected_s=115,
+            expected_s=255,
             gigabytes=40,
             modules=("vllm",),
             arguments=_check_node,

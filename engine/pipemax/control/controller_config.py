@@ -77,8 +77,8 @@ class ControllerConfig:
     Steps become smaller as live KV grows (``PromptThrottle``)."""
     mixed_live_watermark: float = 6.0
     """Mixed batching: no prompt is begun while live KV is above this many GPU pools. One pool is on the GPU, up to half
-    a pool for each batch was evicted with its step still in flight, and the prefetch chooses from the rest. With two
-    batches nothing is overwritten, and the maximum is 1.0."""
+    a pool for each batch was evicted with its step still in flight, and the prefetch chooses from the rest. With one
+    batch nothing is overwritten, and the maximum is 1.0."""
 
     host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
