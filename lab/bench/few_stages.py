@@ -16,7 +16,7 @@ from lab.paper.lengths import open_workload
 from pipemax.domain.specs import NodeSpec
 from pipemax.presets import load_model, load_node
 from pipemax.sim.result import SimulationResult
-from pipemax.sim.systems.continuous import ContinuousBatching, vllm_032
+from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
@@ -83,7 +83,7 @@ def pipemax(scenario: Scenario, num_batches: int | None, step_tokens: int | None
 
 def print_setting(setting: Setting, num_rows: int) -> None:
     scenario = setting.scenario(num_rows)
-    stock = [ContinuousBatching(scenario, vllm_032(step)).simulate() for step in STOCK_STEP_TOKENS]
+    stock = [ContinuousBatching(scenario, stock_vllm(step)).simulate() for step in STOCK_STEP_TOKENS]
     best = max(stock, key=lambda result: result.total_tokens_per_s)
     line = (
         f"| {setting.name} | stock, best of {len(stock)} | {best.total_tokens_per_s:,.0f} | 1.00 / 1.00 | |"

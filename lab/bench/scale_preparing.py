@@ -32,7 +32,7 @@ from pipemax_spark.request.columns import RequestColumns, prompt_text
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.left import number_of_rows, rows_left, rows_of_keys
 from pipemax_spark.rows.prefix import sample_by_beginning
-from pipemax_spark.rows.sample import sample_prompts
+from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.spark.session import get_session
 from tests.spark.spark_work import counted
 
@@ -119,7 +119,7 @@ def samples(spark: Any, args: argparse.Namespace, directory: Path) -> dict[str, 
             "prefixes": measured(spark, lambda: alike.limit(2_000).collect()),
         }
     return {
-        "auto": measured(spark, lambda: sample_prompts(table, columns, rows_in)),
+        "auto": measured(spark, lambda: sample_requests(table, columns, rows_in)),
         "prefixes": measured(spark, lambda: sample_by_beginning(requests, text, rows_in=rows_in)),
     }
 
