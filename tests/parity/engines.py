@@ -333,7 +333,7 @@ def _starting(config: EngineConfig, kind: Kind) -> Iterator[None]:
         patch.setenv(
             "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
         )  # the core in this process, so that it can be reset
-        patch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "0")  # split, sums depend on the batch and on the CPU's cache
+        patch.setenv("VLLM_CPU_ATTN_SPLIT_KV", "0")  # with split KV, sums depend on the batch
         patch.setenv("PYTHONPATH", str(_REPOSITORY), prepend=os.pathsep)  # the workers import the tests
         stack.enter_context(launch_environment(config))
         stack.enter_context(runner_version(kind.runner))

@@ -17,16 +17,20 @@ def module_file(module: str) -> Path | None:
 
 @cache
 def names_of(file: Path) -> frozenset[str]:
-    """Return the names that a module binds at its top level, wherever a statement there binds them."""
+    """Return the names that a module binds outside of its functions and classes."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
+                continue
             case ast.Name(ctx=ast.Store()):
                 names.add(node.id)
             case ast.Import() | ast.ImportFrom():
                 names |= {alias.asname or alias.name for alias in node.names}
+        nodes += ast.iter_child_nodes(node)
     return frozenset(names)
 
 
@@ -35,13 +39,10 @@ def missing_imports(file: Path) -> Iterator[str]:
         if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] not in PACKAGES:
             continue
         assert node.module is not None
-        source = module_file(node.module)
-        if source is None:
-            if not PACKAGES[node.module.split(".")[0]].joinpath(*node.module.split(".")).is_dir():
-                yield f"{file.relative_to(ROOT)}: {node.module}"
-            continue
+        source = module_file(node.module)  # None for a folder without a file of its own
+        names = names_of(source) if source is not None else frozenset()
         for alias in node.names:
-            if alias.name not in names_of(source) and module_file(f"{node.module}.{alias.name}") is None:
+            if alias.name not in names and module_file(f"{node.module}.{alias.name}") is None:
                 yield f"{file.relative_to(ROOT)}: {node.module}.{alias.name}"
 
 

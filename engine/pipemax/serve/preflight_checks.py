@@ -189,7 +189,7 @@ def _check_system(system: str | None, encoder: PromptEncoder, sampling: Sampling
     together = encoder.render(
         GenerationRequest(request_id="", messages=turns, system=system, sampling=sampling)
     )
-    if isinstance(alone, RequestError):  # without a system message it fails too
+    if isinstance(alone, RequestError):  # the system message is not to blame
         return
     if isinstance(together, RequestError):
         reason = together.message
