@@ -14,7 +14,6 @@ from tests.parity.families import ADAPTERS, make_adapter, make_family
 IN_MAKE_TEST = (
     Kind(pp=2),
     Kind(pp=2, runner=2, asynchronous=True),
-    Kind(pp=2, runner=2, asynchronous=True, gpu_path=True),
 )
 """The kinds of engines that ``make test`` starts; the others are for ``make parity-full``."""
 

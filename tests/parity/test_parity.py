@@ -64,7 +64,7 @@ CASES: list[Any] = [  # kind, setting, load
     (V1_PIPELINE, Setting(num_batches=2, **TIGHT), LONG),
     pytest.param(V2, Setting(num_batches=2, gpu_blocks=18, slots=5), light(EVERYTHING), marks=FULL),
     pytest.param(V2, Setting(num_batches=3, gpu_blocks=18), light(TEMPLATED), marks=FULL),
-    (V2_PIPELINE, Setting(num_batches=2, gpu_blocks=18), light(EVERYTHING)),
+    pytest.param(V2_PIPELINE, Setting(num_batches=2, gpu_blocks=18), light(EVERYTHING), marks=FULL),
     (V2_PIPELINE, Setting(num_batches=4, slots=5), light(TEMPLATED)),
     pytest.param(V2_PIPELINE, Setting(num_batches=2, **TIGHT), light(PLAIN), marks=FULL),
     pytest.param(V2_PIPELINE, Setting(num_batches=3, gpu_blocks=18), light(SEEDED), marks=FULL),
@@ -81,7 +81,9 @@ MIXED_CASES: list[Any] = [
     (V1_ASYNC, Setting(num_batches=3, controller=MIXED), EVERYTHING),
     (V1_PIPELINE, Setting(num_batches=4, controller=MIXED, **TIGHT), SEEDED),
     pytest.param(V2, Setting(num_batches=3, controller=MIXED, gpu_blocks=18), light(PLAIN), marks=FULL),
-    (V2_PIPELINE, Setting(num_batches=2, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
+    pytest.param(
+        V2_PIPELINE, Setting(num_batches=2, controller=MIXED, gpu_blocks=18), light(TEMPLATED), marks=FULL
+    ),
     (TENSOR, Setting(num_batches=4, controller=MIXED, gpu_blocks=18), light(TEMPLATED)),
 ]
 
@@ -129,7 +131,11 @@ def test_tokens_are_the_same_in_mixed_steps(
 
 @pytest.mark.parametrize(
     ("batching", "load"),
-    [({}, light(SEEDED)), (MIXED, light(EVERYTHING)), (MIXED, light(LONG))],
+    [
+        pytest.param({}, light(SEEDED), marks=FULL),
+        (MIXED, light(EVERYTHING)),
+        pytest.param(MIXED, light(LONG), marks=FULL),
+    ],
     ids=["in phases, seeded", "mixed, everything", "mixed, long"],
 )
 @pytest.mark.parametrize("kind", [V2_PIPELINE], ids=str)
@@ -165,7 +171,7 @@ def test_each_rank_of_a_stage_has_a_pool_and_copies_for_its_share_of_the_heads(
     assert {pool.num_blocks for pool in pools} == {(HOST_MIB << 20) // (BLOCK_TOKENS * rank_token_bytes)}
 
 
-@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, pytest.param(V2_PIPELINE, marks=FULL)], ids=str)
 def test_steps_are_in_flight_together_and_their_requests_are_evicted(
     kind: Kind, engine_of: EngineOf, reference: Reference
 ) -> None:
@@ -178,7 +184,7 @@ def test_steps_are_in_flight_together_and_their_requests_are_evicted(
     assert engine.scheduler.num_evicted_in_flight > 0
 
 
-@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, V2_PIPELINE], ids=str)
+@pytest.mark.parametrize("kind", [V1_PIPELINE, V1_ASYNC, pytest.param(V2_PIPELINE, marks=FULL)], ids=str)
 def test_aborts_leave_the_others_as_they_are(kind: Kind, engine_of: EngineOf, reference: Reference) -> None:
     """A third of the requests is given up, some at each of several moments, wherever they are."""
     engine = engine_of(kind)
