@@ -69,7 +69,7 @@ def test_one_row_that_kills_the_engine_among_two_sessions_is_an_error_row(
     assert _servers_started(opts) - 1 <= 9 + 2  # log2(300), rounded up, and the two deaths in runs of one row
 
 
-@pytest.mark.parametrize("mark", ["[[crash]]", "[[abort]]"])
+@pytest.mark.parametrize("mark", ["[[crash]]", pytest.param("[[abort]]", marks=pytest.mark.long)])
 def test_a_row_that_kills_the_whole_server_is_found_and_not_run_again(
     fake_engine_python: EnginePython, mark: str
 ) -> None:

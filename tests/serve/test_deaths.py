@@ -114,6 +114,7 @@ def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
     assert "in poll" in log[log.index("Thread 0x") :], "the log says what the engine's thread hung in"
 
 
+@pytest.mark.long  # as an engine that dies
 def test_a_dead_worker_of_the_engine_costs_no_row(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), max_num_seqs=32, child_process=True, latency_s=0.05)
     batches, first = [], None
@@ -127,6 +128,7 @@ def test_a_dead_worker_of_the_engine_costs_no_row(fake_engine_python: EnginePyth
     assert server_of(opts) != first
 
 
+@pytest.mark.long  # a variant of deaths with completions between them
 def test_a_server_that_takes_long_to_end_counts_as_one_death(
     fake_engine_python: EnginePython, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_server_that_takes_long_to_end_counts_as_one_death(
     assert "(1 in a row)" in losses[0]
 
 
+@pytest.mark.long  # as an engine that dies
 def test_an_engine_without_memory_dies_and_its_rows_run_again(
     fake_engine_python: EnginePython, tmp_path: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_suspended_server_is_killed_and_replaced(fake_engine_python: EnginePyt
     assert not stopped.is_running()
 
 
+@pytest.mark.long  # it waits out the silence
 def test_a_slow_consumer_is_not_mistaken_for_a_silent_server(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), silence_timeout_s=SILENCE_S, latency_s=0.02)
     results = complete(request_batches(200, 10), opts, task="task")
@@ -184,6 +188,7 @@ def test_a_slow_consumer_is_not_mistaken_for_a_silent_server(fake_engine_python:
     assert server_of(opts) == server
 
 
+@pytest.mark.long  # as one that is killed
 def test_a_server_told_to_shut_down_in_a_run_is_replaced(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), max_num_seqs=32, close_s=0.3)
     batches, taken, was_told = [], 0, False
@@ -197,6 +202,7 @@ def test_a_server_told_to_shut_down_in_a_run_is_replaced(fake_engine_python: Eng
     assert files_of(opts).log.read_text().count("listening") == 2
 
 
+@pytest.mark.long  # the first test starts a successor twice
 def test_the_files_of_a_killed_server_do_not_keep_the_next_from_starting(
     fake_engine_python: EnginePython,
 ) -> None:

@@ -79,9 +79,9 @@ def reference() -> dict[str, float]:
 @pytest.mark.parametrize(
     ("batch_rows", "streams"),
     [
-        (1, 1),
+        pytest.param(1, 1, marks=pytest.mark.long),
         pytest.param(1, 7, marks=pytest.mark.long),
-        (64, 2),
+        pytest.param(64, 2, marks=pytest.mark.long),
         pytest.param(10_000, 1, marks=pytest.mark.long),
         (10_000, 7),
     ],

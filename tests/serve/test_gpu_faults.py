@@ -62,6 +62,7 @@ def test_a_row_that_trips_a_kernel_s_assertion_is_found_and_condemned(
     assert "by itself" in rows[1]["error_message"]
 
 
+@pytest.mark.long  # as rows of one engine, above
 def test_a_row_that_is_in_two_replicas_as_their_gpus_fail_is_not_suspected(
     fake_engine_python: EnginePython, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_killed_server_s_successor_waits_for_a_worker_that_outlives_it(
 def test_engines_of_other_gpus_do_not_wait_and_those_of_the_same_say_for_whom(
     fake_engine_python: EnginePython, gpus: list[str], jvm: FakeJvm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = options(fake_engine_python()), options(fake_engine_python(), start_timeout_s=6.0)
+    first, second = options(fake_engine_python()), options(fake_engine_python(), start_timeout_s=30.0)
     third = options(fake_engine_python())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     run_prompts(["one"], first)

@@ -45,6 +45,7 @@ def _assert_gone(files: ServerFiles, *processes: ProcessIdentity) -> float:
     return took_s
 
 
+@pytest.mark.long  # it ends with its JVM during work, below
 def test_the_server_ends_with_its_jvm(fake_engine_python: EnginePython, jvm: FakeJvm) -> None:
     opts = options(fake_engine_python(), child_process=True)
     run_prompts(["hello"], opts)
@@ -70,7 +71,7 @@ def test_the_server_ends_with_its_jvm_during_work(fake_engine_python: EnginePyth
 def test_the_server_ends_with_its_jvm_while_a_model_loads(
     fake_engine_python: EnginePython, jvm: FakeJvm
 ) -> None:
-    opts = options(fake_engine_python(), load_s=60, start_timeout_s=5.0)
+    opts = options(fake_engine_python(), load_s=600, start_timeout_s=30.0)
     with pytest.raises(EngineSessionError, match="no engine after"):
         run_prompts(["hello"], opts)
     server = server_of(opts)
@@ -91,7 +92,7 @@ def test_the_server_ends_a_while_after_its_last_daemon(
     fake_engine_python: EnginePython, jvm: FakeJvm
 ) -> None:
     assert Timings().daemons_grace_s == 5.0
-    engine_python = fake_engine_python("--daemons-grace-s=1.5")
+    engine_python = fake_engine_python("--daemons-grace-s=3")
     client = [sys.executable, "-m", "tests.serve.client_process", engine_python, "10", "5", "task"]
     assert subprocess.run(client, cwd=_REPOSITORY, check=False).returncode == 0
     (server,) = jvm.servers()
@@ -119,6 +120,7 @@ def test_a_task_that_comes_while_the_server_ends_waits_for_its_end(fake_engine_p
     assert server_of(opts) != first
 
 
+@pytest.mark.long  # as by SIGTERM, below
 def test_an_engine_that_does_not_close_is_killed(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python("--close-timeout-s=0.5"), close_s=60, child_process=True)
     run_prompts(["hello"], opts)

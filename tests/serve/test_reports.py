@@ -35,7 +35,7 @@ def test_reports_come_every_period_with_what_the_engine_does(shared_engine_pytho
         opts = options(shared_engine_python, collector=collector.address("t"), load_s=0.5)
         run_prompts(["[[slow 1.0]]"], opts)
         reports = collector.reports
-    assert len(reports) >= 5
+    assert len(reports) >= 3
     assert {"loading", "ready"} <= {report.state for report in reports}
     assert any(report.detail.startswith("loading model fake") for report in reports)
     assert any(report.running_requests == 1 and report.phase == "decode" for report in reports)
@@ -78,10 +78,10 @@ def test_an_unreachable_collector_costs_one_warning(fake_engine_python: EnginePy
 def test_a_collector_that_was_too_busy_for_a_report_still_gets_the_totals(
     fake_engine_python: EnginePython,
 ) -> None:
-    engine_python = fake_engine_python("--stats-push-s=0.1", "--stats-timeout-s=0.3")
+    engine_python = fake_engine_python("--stats-push-s=0.1", "--stats-timeout-s=1")
     with FakeCollector() as collector:
         opts = options(engine_python, collector=collector.address("t"), job_id="a")
-        collector.stalls_s = [0.6]
+        collector.stalls_s = [1.5]
         run_prompts(["[[slow 0.5]] b", "c"], opts)
         assert collector.stalls_s == []
         assert collector.reports[-1].jobs["a"].rows_done == 2

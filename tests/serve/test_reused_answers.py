@@ -72,6 +72,7 @@ def test_answers_of_a_replaced_model_are_not_reused(asker: Asker, model: Path) -
     assert asker.rows_reused(str(model)) == 0
 
 
+@pytest.mark.long  # as of a replaced model
 def test_answers_made_with_an_old_tokenizer_are_not_reused(asker: Asker, model: Path, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

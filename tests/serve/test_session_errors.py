@@ -109,7 +109,7 @@ def test_a_load_beyond_the_start_timeout_fails_with_what_it_was_doing(
 ) -> None:
     engine_python = fake_engine_python("--replace-grace-s=0")
     run_prompts(["hello"], options(engine_python))  # the server is there, however long its imports took
-    failure = _failure(engine_python, load_s=60.0, start_timeout_s=1.5)
+    failure = _failure(engine_python, load_s=60.0, start_timeout_s=4.0)
     assert failure.code is SessionErrorCode.ENGINE_START_FAILED
     assert "loading model fake" in str(failure)
 
