@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.running_order import in_order, make_scheduler, unit_of
 
-settings.register_profile("pipemax", deadline=None, max_examples=20)
+settings.register_profile("pipemax", deadline=None, max_examples=10)
 settings.register_profile("night", deadline=None, max_examples=300)
 settings.load_profile("night" if os.environ.get("PIPEMAX_NIGHT") else "pipemax")
 

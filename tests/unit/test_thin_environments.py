@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 THIN = [*(REPOSITORY / "requirements").glob("versions-*.lock")]
 
@@ -36,6 +38,7 @@ def modules_to_run() -> list[str]:
     return sorted(file.removesuffix(".py").replace("/", ".") for file in files)
 
 
+@pytest.mark.long  # make test-versions runs them
 def test_the_tests_of_other_spark_releases_load_with_the_packages_of_their_locks() -> None:
     thin = set.intersection(*map(packages_of, THIN))
     missing = [

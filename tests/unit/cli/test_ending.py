@@ -34,7 +34,8 @@ app(["check-node", "--model", "m"])
 """
 
 
-@pytest.mark.parametrize("engine", ["closes", "never closes"])
+# One that never closes takes its 5 s; tests/serve/test_life has it of a server.
+@pytest.mark.parametrize("engine", ["closes", pytest.param("never closes", marks=pytest.mark.long)])
 def test_sigterm_ends_the_engine_s_processes_with_the_command(engine: str) -> None:
     running = subprocess.Popen(
         [sys.executable, "-c", COMMAND, engine],

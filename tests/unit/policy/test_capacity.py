@@ -102,6 +102,7 @@ def test_if_no_layout_fits_the_error_says_why() -> None:
         plan_on(node, 50)
 
 
+@pytest.mark.long  # simulation; test_layout_choice has it of layouts
 def test_a_fast_all_reduce_makes_stock_vllm_with_tensor_parallelism_the_choice() -> None:
     fast = override(small_node(), {"all_reduce.bus_bytes_per_s": 1e13, "all_reduce.latency_s": 0.0})
     plan = plan_on(fast, 150)

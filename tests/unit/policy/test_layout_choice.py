@@ -194,6 +194,7 @@ def test_the_choice_simulates_pipemax_with_freed_windows_where_its_engines_free_
     assert freed.tokens_per_s > 1.1 * kept.tokens_per_s
 
 
+@pytest.mark.long  # simulation
 def test_windows_that_hold_most_of_a_row_are_freed_only_if_the_config_says_so() -> None:
     node = small_node(num_gpus=2, kv_gb=4.0)
     model = replace(windowed_model(), window_tokens=2_000)

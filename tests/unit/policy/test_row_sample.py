@@ -136,6 +136,7 @@ def test_stock_vllm_runs_no_more_requests_than_it_may() -> None:
     assert result.mean_decode_batch <= 6
 
 
+@pytest.mark.long  # simulation; test_policy_start has it of an engine
 def test_a_model_whose_windows_are_freed_by_stock_vllm_takes_stock_vllm() -> None:
     """Rows of 400 tokens and a window of 32 in five of six layers: stock vLLM holds four times as many of them."""
     whole = engine(stages=4, gpu_blocks=400)

@@ -76,7 +76,7 @@ def pid_of(engine: ReplicaSet, number: int) -> int:
     return pid
 
 
-@pytest.mark.parametrize("policy", ["vllm", "auto"])
+@pytest.mark.parametrize("policy", [pytest.param("vllm", marks=pytest.mark.long), "auto"])
 def test_replicas_start_together_if_the_first_has_nothing_to_measure(policy: str, tmp_path: Path) -> None:
     with replica_set(2, policy=policy, starts_together=[str(tmp_path), 2]) as engine:
         assert {own["state"] for own in engine.stats().replicas} == {"up"}
@@ -156,6 +156,7 @@ def test_one_that_is_killed_in_mid_work_loses_and_doubles_nothing_and_the_other_
         wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "resting")
 
 
+@pytest.mark.long  # tests/serve/test_replicas_served has it of a server
 def test_one_that_was_killed_comes_back_with_its_counts(tmp_path: Path) -> None:
     prompts = [f"prompt {i}" for i in range(300)]
     with killed_with_rows(tmp_path, prompts, rest_s=0.01) as (engine, ended):
@@ -168,6 +169,7 @@ def test_one_that_was_killed_comes_back_with_its_counts(tmp_path: Path) -> None:
         assert own["rows_done"] + other["rows_done"] == 300
 
 
+@pytest.mark.long  # as one that is killed
 def test_an_engine_that_dies_in_a_replica_is_replaced_too(tmp_path: Path) -> None:
     prompts = [f"prompt {i}" for i in range(40)]
     marked = [*prompts[:-1], f"prompt 39 [[die-once {tmp_path}/died]]"]
@@ -193,6 +195,7 @@ def test_a_row_that_kills_two_replicas_ends_the_engine_and_the_rest_has_come_bef
             engine.submit(requests(["one more"]))
 
 
+@pytest.mark.long  # the engine dies with its last replica, below
 def test_a_replica_that_always_dies_is_given_up_and_the_others_do_all() -> None:
     with replica_set(2, limits=RestartLimits(first_rest_s=0.01, max_fruitless=2), latency_s=0.05) as engine:
         for _ in range(2):
@@ -218,6 +221,7 @@ def test_the_engine_dies_with_its_last_replica() -> None:
             poll_until(engine, 1)
 
 
+@pytest.mark.long  # as one that is killed
 def test_a_replica_that_hangs_is_killed_and_its_rows_run_elsewhere(tmp_path: Path) -> None:
     with replica_set(2, limits=RestartLimits(first_rest_s=0.01, silence_s=2.0)) as engine:
         engine.submit(requests([f"[[hang-once {tmp_path}/hung]] one", "two", "three"]))
@@ -226,14 +230,17 @@ def test_a_replica_that_hangs_is_killed_and_its_rows_run_elsewhere(tmp_path: Pat
         assert sum(own["restarts"] + (own["state"] in away) for own in engine.stats().replicas) == 1
 
 
-def test_aborted_rows_do_not_come_back_wherever_they_are() -> None:
-    with replica_set(2, latency_s=0.3) as engine:
+def test_aborted_rows_do_not_come_back_wherever_they_are(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    with replica_set(2, held_by=str(held), held_row_s=FOR_EVER) as engine:
         engine.submit(requests([f"prompt {i}" for i in range(20)]))
         engine.abort([str(i) for i in range(10)] + ["unknown"])
         again = GenerationRequest(request_id="3", prompt="again")
         engine.submit([again])
+        held.unlink()
         ended = poll_until(engine, 11)
-        assert engine.poll(0.5) == []
+        assert engine.poll(0.1) == []
         assert sorted(int(c.request_id) for c in ended) == [3, *range(10, 20)]
         assert next(c.text for c in ended if c.request_id == "3") == expected_text("again")
 
@@ -251,6 +258,7 @@ def test_credit_is_that_of_all_and_counts_rows_before_a_replica_has_heard_of_the
         wait_until(lambda: engine.poll(0.01) == [] and engine.admission_credit_tokens() <= 1_000, what="one")
 
 
+@pytest.mark.long  # as one that measures and does not start, above
 def test_a_replica_that_does_not_start_is_told_with_its_reason() -> None:
     with (
         pytest.raises(EngineStartError, match=r"replica [12]: the fake may not"),
@@ -267,6 +275,7 @@ def test_more_replicas_than_gpus_are_told() -> None:
         ReplicaSet(config, hardware=hardware, command=COMMAND)
 
 
+@pytest.mark.long  # tests/serve/test_replicas_served ends them
 def test_each_replica_runs_on_cores_of_its_own_and_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -82,11 +82,11 @@ def test_a_sample_sums_up_the_engines() -> None:
 
 
 def test_samples_of_many_engines_take_little_memory_however_many_there_are() -> None:
-    engines = 8
+    engines = 2
     with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
         progress = _progress(collector)
         tracemalloc.start()
-        for second in range(4_500):  # more than are kept
+        for second in range(4_100):  # more than are kept
             for number in range(engines):
                 outlook_after(collector, report(f"server {number}", at_s=float(second)))
             progress.take_sample()

@@ -49,7 +49,12 @@ def test_stock_vllm_runs_with_the_size_of_a_step_that_won_unless_the_user_named_
 
 @pytest.mark.parametrize(
     ("given", "chosen"),
-    [({}, Policy.VLLM), ({"vllm": {"disable_hybrid_kv_cache_manager": True}}, Policy.PIPEMAX)],
+    [
+        ({}, Policy.VLLM),
+        pytest.param(
+            {"vllm": {"disable_hybrid_kv_cache_manager": True}}, Policy.PIPEMAX, marks=pytest.mark.long
+        ),
+    ],
 )
 def test_stock_vllm_frees_what_has_left_a_window_unless_the_user_turns_that_off(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], chosen: Policy
@@ -80,7 +85,8 @@ class MeasuredEngine:
     ("given", "allowed"),
     [
         ({}, [Batching.MIXED]),
-        ({"row_lengths": None}, [*Batching]),  # so few of the assumed rows fit that phases are simulated too
+        # So few of the assumed rows fit that phases are simulated too.
+        pytest.param({"row_lengths": None}, [*Batching], marks=pytest.mark.long),
         ({"row_lengths": {**ROWS, "mean_output_tokens": 15, "rows": 300}}, [*Batching]),
         ({"batching": "mixed"}, [Batching.MIXED]),
     ],
@@ -119,14 +125,21 @@ def choice_of_auto(
     expected = Forecast(engine=engine_type.measured if is_calibrated else None, num_stages=4)
     monkeypatch.setattr(start, "forecast", lambda config: expected)
     monkeypatch.setattr(start, "VllmEngine", engine_type)
-    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100}
+    rows = {"prompt_tokens": [300], "max_tokens": 100, "mean_output_tokens": 100, "rows": 100}
     config = EngineConfig.parse({"model": "m", "policy": "auto", "row_lengths": rows})
     return start.start_engine(config).choice
 
 
-@pytest.mark.parametrize("is_calibrated", [False, True])
 @pytest.mark.parametrize(
-    ("part", "chosen"), [("poison", Policy.VLLM), ("tokens", Policy.PIPEMAX), (None, Policy.PIPEMAX)]
+    ("part", "chosen", "is_calibrated"),
+    [
+        ("poison", Policy.VLLM, True),
+        ("tokens", Policy.PIPEMAX, False),
+        pytest.param("poison", Policy.VLLM, False, marks=pytest.mark.long),
+        pytest.param("tokens", Policy.PIPEMAX, True, marks=pytest.mark.long),
+        pytest.param(None, Policy.PIPEMAX, False, marks=pytest.mark.long),
+        pytest.param(None, Policy.PIPEMAX, True, marks=pytest.mark.long),
+    ],
 )
 def test_auto_runs_pipemax_only_where_bytes_and_poison_were_shown(
     monkeypatch: pytest.MonkeyPatch, part: str | None, chosen: Policy, is_calibrated: bool
@@ -150,7 +163,7 @@ def test_auto_runs_pipemax_only_where_bytes_and_poison_were_shown(
     assert ("inconclusive (poison: unlike)" in choice.reason) == (part == "poison")
 
 
-@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize("is_calibrated", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_auto_takes_stock_vllm_where_an_engine_under_pipemax_does_not_start(
     monkeypatch: pytest.MonkeyPatch, is_calibrated: bool
 ) -> None:

@@ -40,7 +40,14 @@ def steady_means(result: SimulationResult) -> tuple[float, float]:
     return kv, float(np.mean([sample.prefetched_tokens for sample in middle]))
 
 
-@pytest.mark.parametrize(("num_gpus", "tensor", "kv_gb"), [(4, 1, 0.6), (8, 1, 0.6), (8, 2, 0.1)])
+@pytest.mark.parametrize(
+    ("num_gpus", "tensor", "kv_gb"),
+    [
+        (4, 1, 0.6),
+        pytest.param(8, 1, 0.6, marks=pytest.mark.long),
+        pytest.param(8, 2, 0.1, marks=pytest.mark.long),
+    ],
+)
 def test_active_batch_follows_the_closed_form(num_gpus: int, tensor: int, kv_gb: float) -> None:
     """A = C/n + P · (1 − 2/n): P arrives each step, two batches' worth of it always waits to be run."""
     result = run(PipeMaxOptions(tensor=tensor), num_gpus=num_gpus, kv_gb=kv_gb)
@@ -58,7 +65,7 @@ def test_prefetching_makes_batches_larger_than_the_gpu_alone_can_hold(pipemax: S
 
 def test_freeing_what_has_left_windows_makes_batches_larger_and_copies_smaller() -> None:
     model = replace(small_model(), window_tokens=64, full_layers=tuple(range(0, 20, 2)))
-    scenario = replace(small_scenario(uniform_workload(500, 300, 160), small_node(num_gpus=4)), model=model)
+    scenario = replace(small_scenario(uniform_workload(250, 300, 160), small_node(num_gpus=4)), model=model)
     freed, whole = (
         PipeMaxSystem(scenario, PipeMaxOptions(frees_windows=frees)).simulate() for frees in (True, False)
     )

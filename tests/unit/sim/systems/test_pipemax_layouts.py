@@ -48,6 +48,7 @@ def test_every_token_reaches_the_host_once_in_parts(pairs: SimulationResult) -> 
     assert stored == pytest.approx(tokens * small_model().kv_bytes_per_token)
 
 
+@pytest.mark.long  # simulation
 def test_where_reducing_is_cheap_pairs_of_gpus_help_pipemax_as_they_help_stock_vllm(
     pairs: SimulationResult,
 ) -> None:

@@ -36,8 +36,8 @@ def run_random_requests(
     assert core.run() == expected
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("num_batches", [2, 3, 4])
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("num_batches", [2, pytest.param(3, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("templated", [False, True], ids=["plain", "templated"])
 def test_every_request_sees_its_own_kv_whatever_moves(depth: int, num_batches: int, templated: bool) -> None:
     rng = Random(1000 * depth + 10 * num_batches + templated)
@@ -57,7 +57,7 @@ def test_every_request_sees_its_own_kv_whatever_moves(depth: int, num_batches: i
     [(1, 1, 2), (2, 1, 2), (2, 2, 3), (2, 4, 5)],
     ids=["v1 pp1", "v2 pp1", "v2 pp2", "v2 pp4"],
 )
-@pytest.mark.parametrize("num_batches", [2, 3, 5])
+@pytest.mark.parametrize("num_batches", [2, pytest.param(3, marks=pytest.mark.long), 5])
 def test_asynchronous_scheduling_moves_kv_all_the_same(
     num_batches: int, runner: int, stages: int, depth: int
 ) -> None:
@@ -99,7 +99,9 @@ def test_parked_requests_give_up_their_slots_where_slots_are_few(stages: int, as
     assert not scheduler.prev_step_scheduled_req_ids, "requests that are gone are forgotten"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 12))]
+)
 def test_arrivals_and_aborts_at_any_moment(seed: int) -> None:
     rng = Random(seed)
     templates = [[rng.randrange(1000) for _ in range(12)]]
@@ -144,6 +146,7 @@ def test_an_aborted_request_s_id_may_be_used_again() -> None:
     assert core.run()["a"][-3:] == expected_output([7, 8], 3)
 
 
+@pytest.mark.long  # speed
 def test_a_step_costs_the_same_however_many_requests_are_parked() -> None:
     """The steps' own sizes are equal; what differs is how many others there are: 500 or 20,000.
 

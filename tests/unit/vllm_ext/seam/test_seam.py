@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -113,11 +114,12 @@ def defined_in_vllm(names: set[str]) -> set[str]:
         return set()
     either = "|".join(sorted(names))
     pattern = re.compile(rf"def ({either})\(|^ +({either}) *[:=]|\bself\.({either}) *[:=][^=]", re.MULTILINE)
-    return {
-        next(filter(None, match.groups()))
-        for path in VLLM.rglob("*.py")
-        for match in pattern.finditer(path.read_text(encoding="utf-8"))
-    }
+    return {next(filter(None, match.groups())) for text in vllm_sources() for match in pattern.finditer(text)}
+
+
+@cache
+def vllm_sources() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in VLLM.rglob("*.py")]
 
 
 def test_no_private_attribute_of_vllm_is_read_outside_of_the_seam() -> None:
