@@ -68,9 +68,6 @@ def test_every_end_says_in_the_summary_what_ended_the_run_and_what_is_left(jobs:
     assert (told, error) == ((False, 10, "limit"), None)
     told, error = night()
     assert (told, error) == ((True, 0, "done"), None)
-    told, error = night()
-    assert (told, error) == ((True, 0, "done"), None)
-    assert "nothing new to do" in run.printed
 
     told, error = night([*good(0, 30), *((i, None) for i in range(30, 35))])
     assert told == (True, 0, "error_rows")

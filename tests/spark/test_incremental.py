@@ -70,8 +70,6 @@ def test_each_run_annotates_what_was_appended_also_under_a_new_schema(
     nights.append(words(0, 200))
     nights.append(words(200, 300))
     assert nights.run(id_columns=id_columns) == (300, 0, 300)
-    assert nights.run(id_columns=id_columns) == (0, 0, 0)
-    assert "nothing new to do" in nights.jobs.printed
 
     nights.append([(i, text, "de") for i, text in words(300, 310)], "id long, text string, language string")
     assert nights.run(id_columns=id_columns) == (10, 0, 10)
@@ -115,19 +113,14 @@ def test_a_night_without_position_adds_nothing_and_updates_are_skipped_only_on_r
     assert rows_in > 0, "all rows were compared"
     assert nights.appends() == before
 
-    # The next nights bring updates and deletions too.
+    # The next night brings updates too.
     nights.append(words(50, 60))
     nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 13")
     with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
         nights.run(id_columns=id_columns)
     assert nights.run(id_columns=id_columns, skip_changes=True) == (10, 0, 10)
-    nights.sql("DELETE FROM {input} WHERE id = 14")
-    with pytest.raises(JobError, match="were updated or deleted"):
-        nights.run(id_columns=id_columns)
-    nights.append(words(60, 61))
-    assert nights.run(id_columns=id_columns, skip_changes=True) == (1, 0, 1)
     texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
-    assert texts == dict(words(0, 61)), "a row stays as it was when it was appended"
+    assert texts == dict(words(0, 60)), "a row stays as it was when it was appended"
 
 
 @pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
@@ -150,11 +143,11 @@ def test_rows_that_a_skipped_commit_inserted_are_annotated_and_what_it_changed_i
         "skips commit 1 (MERGE: 1 row updated) of the input, but rows that it inserted" in nights.jobs.printed
     )
     assert nights.run(**options) == (0, 0, 0)
+    assert "nothing new to do" in nights.jobs.printed
     nights.append(words(7, 9))
     nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 3")
     assert nights.run(**options) == (2, 0, 2)
     assert "skips commit 3 (UPDATE: 1 row updated) of the input" in nights.jobs.printed
-    assert nights.run(**options) == (0, 0, 0)
     assert sorted({*nights.ids()}) == list(range(9))
     assert len(nights.ids()) == 9 + changed
     if id_columns:

@@ -231,6 +231,7 @@ def test_a_job_over_wide_rows_finds_all_of_them_again_under_settings_that_lose_p
     assert found == wanted
 
 
+@pytest.mark.long  # wide rows have such values, above
 def test_a_changed_row_is_found_by_ids_of_microseconds_and_fractions_in_a_table_with_partitions(
     jobs: MakeJobs,
 ) -> None:

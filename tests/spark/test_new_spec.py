@@ -29,6 +29,7 @@ def write_times(run: Jobs) -> None:
     rows.write.mode("overwrite").parquet(str(run.directory / "in.parquet"))
 
 
+@pytest.mark.long  # annotate() distinguishes them, below
 def test_prompts_with_timestamps_are_not_mixed_over_time_zones(
     jobs: MakeJobs, set_zone: Callable[[str], None]
 ) -> None:

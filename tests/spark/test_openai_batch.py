@@ -74,12 +74,6 @@ def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(
         "r2": "empty_prompt",
         "r3": "engine_error",
     }
-    before = answers.read_text()
-    answers.unlink()
-    run.run()
-    assert sorted(answers.read_text().splitlines()) == sorted(before.splitlines()), (
-        "a done job writes it again"
-    )
 
 
 def test_what_a_request_holds_is_its_row_s_error_and_never_ends_the_job(

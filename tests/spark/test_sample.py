@@ -13,7 +13,7 @@ from pipemax_spark.rows.prefix import sample_by_beginning
 from pipemax_spark.rows.sample import SomeRows, sample_requests
 from tests.spark.spark_work import counted
 
-ROWS, FILES = 20_000, 100
+ROWS, FILES = 10_000, 50
 COLUMNS = RequestColumns(PromptSource(prompt_column="text"))
 
 

@@ -126,7 +126,13 @@ def _exists(table: Any, function: Callable[..., Any], *, where: str) -> Any:
     return table.where("id < 10").join(answered.where("t LIKE 'r%'"), "id", "left_semi").collect()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+IN_MAKE_TEST = {"two fields", "filter on a field", "join", "in WHERE", "in EXISTS, after WHERE"}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(shape, marks=[pytest.mark.long] * (shape not in IN_MAKE_TEST)) for shape in SHAPES],
+)
 def test_each_shape_of_query_asks_the_engine_once_per_row(udf: Udf, shape: str) -> None:
     action, rows = SHAPES[shape]
     table = udf.table(prefix=shape)

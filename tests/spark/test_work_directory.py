@@ -201,6 +201,7 @@ def test_a_run_whose_marker_has_gone_deletes_nothing(spark: Any, tmp_path: Path)
     assert (tmp_path / "work" / TABLE / "run" / "somebody's").read_text() == "data"
 
 
+@pytest.mark.long  # a job; a run does not touch foreign folders, above
 def test_a_job_does_not_touch_foreign_folders_in_its_work_dir(jobs: Callable[[], Jobs]) -> None:
     run = jobs()
     shared = run.directory / "shared"
