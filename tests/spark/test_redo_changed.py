@@ -88,7 +88,7 @@ def test_changed_rows_are_counted_by_a_dry_run_and_those_beyond_a_limit_stay(job
     run.run(**IDS)
     run.write_input([(1, "uno", "", None), (2, "dos", "", None), (3, "three", "", None)], SCHEMA)
     run.run(**IDS, redo_changed=True, dry_run=True)
-    assert "1 row done earlier, 2 to do" in run.printed
+    assert "1 rows done earlier, 2 to do" in run.printed
     assert "2 rows have changed since they were annotated" in run.printed
     for rows_out, left_out in ((1, 1), (1, 0), (0, 0)):
         limited = run.run(**IDS, redo_changed=True, limit=1)

@@ -12,10 +12,10 @@ from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every kind of event in it."""
-    path = tmp_path / "run.jsonl"
+    path = tmp_path_factory.mktemp("trace") / "run.jsonl"
     config = small_config(
         gpu_blocks=60,
         host_blocks=200,

@@ -102,6 +102,7 @@ def test_rows_are_shared_and_come_back_once_each() -> None:
         assert engine.policy_choice.reason == "in each of 2 replicas: a fake has no scheduler"
 
 
+@pytest.mark.long  # tests/unit/replicas/test_routing shows where rows go
 def test_rows_with_a_common_beginning_go_to_one_replica() -> None:
     documents = [letter * 3_000 for letter in "abcd"]
     prompts = [f"{documents[i % 4]} question {i // 4}" for i in range(16)]

@@ -116,7 +116,7 @@ def run(table: TableInMemory, run_id: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", [TableInMemory, IcebergInMemory])
-@pytest.mark.parametrize("num_runs", [2, 3, 4])
+@pytest.mark.parametrize("num_runs", [2, pytest.param(3, marks=pytest.mark.long), 4])
 def test_of_runs_that_claim_at_once_one_goes_on_and_each_row_is_committed_once(
     num_runs: int, kind: type[TableInMemory]
 ) -> None:

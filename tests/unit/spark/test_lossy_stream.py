@@ -40,9 +40,9 @@ finally:
     [
         ("| head -1 > /dev/null", True),
         ("> /dev/full", True),
-        ("> /dev/full 2>&1", True),
+        pytest.param("> /dev/full 2>&1", True, marks=pytest.mark.long),
         (">&-", False),  # Python has no such stream then
-        (">&- 2>&-", False),
+        pytest.param(">&- 2>&-", False, marks=pytest.mark.long),
         ("> /dev/null", False),
     ],
 )

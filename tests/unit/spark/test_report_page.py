@@ -110,8 +110,15 @@ class _Title(HTMLParser):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
-@pytest.mark.parametrize("seconds", [60, 72_000])
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize(
+    ("seconds", "width"),
+    [
+        (60, 1280),
+        (72_000, 420),
+        pytest.param(60, 420, marks=pytest.mark.long),
+        pytest.param(72_000, 1280, marks=pytest.mark.long),
+    ],
+)
 def test_a_browser_shows_the_page_without_errors_and_without_scrolling_sideways(
     tmp_path: Path, seconds: int, width: int
 ) -> None:
