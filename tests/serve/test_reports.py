@@ -81,8 +81,8 @@ def test_a_collector_that_was_too_busy_for_a_report_still_gets_the_totals(
     engine_python = fake_engine_python("--stats-push-s=0.1", "--stats-timeout-s=1")
     with FakeCollector() as collector:
         opts = options(engine_python, collector=collector.address("t"), job_id="a")
-        collector.stalls_s = [1.5]
-        run_prompts(["[[slow 0.5]] b", "c"], opts)
+        collector.stalls_s = [1.8]
+        run_prompts(["[[slow 1.5]] b", "c"], opts)
         assert collector.stalls_s == []
         assert collector.reports[-1].jobs["a"].rows_done == 2
 

@@ -83,8 +83,9 @@ def test_phases_are_considered_where_the_gpus_hold_few_rows() -> None:
     assert [plan.batching for plan in plans] == [Batching.MIXED, Batching.SEPARATED]
 
 
+@pytest.mark.long  # simulation; test_layout_choice has it of layouts
 def test_the_fastest_in_simulation_is_chosen() -> None:
-    whole = replace(rows(400), is_whole_table=True)
+    whole = replace(rows(), is_whole_table=True)
     plans = batching_plans(smooth_engine(), whole, BatchingChoice.AUTO)
     rates = {
         plan: choose_rate(whole, BatchingChoice(plan.batching.value), plan.mixed_step_tokens)

@@ -65,7 +65,7 @@ def test_prefetching_makes_batches_larger_than_the_gpu_alone_can_hold(pipemax: S
 
 def test_freeing_what_has_left_windows_makes_batches_larger_and_copies_smaller() -> None:
     model = replace(small_model(), window_tokens=64, full_layers=tuple(range(0, 20, 2)))
-    scenario = replace(small_scenario(uniform_workload(250, 300, 160), small_node(num_gpus=4)), model=model)
+    scenario = replace(small_scenario(uniform_workload(500, 300, 160), small_node(num_gpus=4)), model=model)
     freed, whole = (
         PipeMaxSystem(scenario, PipeMaxOptions(frees_windows=frees)).simulate() for frees in (True, False)
     )
