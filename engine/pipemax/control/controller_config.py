@@ -110,7 +110,9 @@ class ControllerConfig:
     overdue_iterations: int = 512
     """A parked request older than this is prefetched ahead of others…"""
     overdue_budget_fraction: float = 0.25
-    """…within this share of the budget; so is a request longer than the budget, over several iterations."""
+    """…within this share of the budget; so is a request longer than the budget, over several iterations. With two
+    batches or more, no request waits longer than ``overdue_iterations`` and then as many iterations as this share of
+    their budgets needs to copy the host pool twice (tests/property/test_waiting.py)."""
 
     def __post_init__(self) -> None:
         counts = {

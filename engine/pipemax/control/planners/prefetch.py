@@ -257,6 +257,8 @@ class PrefetchPlanner:
         sources = [
             batch for batch in self._rotation.behind() if batch is not target and batch is not executing
         ]
+        if not sources and self._config.overwrites and self._is_overdue(state):
+            sources = [target]  # with two batches only D_j can make room: its members lose turns, for once
         # Each member holds its blocks, less one of each table at most: the room is certain before anyone is evicted.
         certain = sum(batch.own_blocks - len(batch) * self._config.kv_groups.count for batch in sources)
         if cost > self._table.free_gpu_blocks + certain:
