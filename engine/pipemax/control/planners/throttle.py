@@ -10,15 +10,19 @@ prompts must wait; the steps then have few decodes and nothing else. So the maxi
 prompts come as fast as outputs end.
 """
 
+from collections.abc import Sequence
+
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.phase import MemoryLoad, PhasePolicy
 from pipemax.domain.plan import Phase, PhaseReason
 
-_LEAST_STEP_TOKENS = 256
-"""Steps do not become smaller than this."""
-_FIRST_SHARE, _LAST_SHARE = 0.2, 0.55
-"""Of the way from one GPU pool of live KV to the watermark: between them steps fall from their maximum to the least.
-By simulations over long tables (lab/log.md, 2026-11-25)."""
+_WHOLE_TILE, _FINE_SIZES = 256, (192, 128)
+"""Tokens to which steps fall as a rule, and the smaller sizes to which they fall a little later."""
+_FIRST_SHARE, _TILE_SHARE, _LEAST_SHARE = 0.2, 0.55, 0.58
+"""Of the way from one GPU pool of live KV to the watermark: where steps leave their maximum, come to a whole tile and
+to the least size. By simulations over long tables (lab/log.md, 2026-11-25 and 2026-11-27): with prompts of a few
+hundred tokens fine sizes make up to 8 % more tokens/s over two to four stages; with long prompts, which they would cost
+5 %, live KV seldom comes so far."""
 
 
 class PromptThrottle(PhasePolicy):
@@ -33,12 +37,12 @@ class PromptThrottle(PhasePolicy):
         self._live_blocks = num_pools * config.gpu_blocks
         self._sizes = step_sizes(config.step_tokens)
         self._size_index = 0
-        parked_blocks = max(0.0, min(self._live_blocks, self._high_blocks) - config.gpu_blocks)
-        num_bands = max(1, len(self._sizes) - 2)
-        self._band_blocks = (_LAST_SHARE - _FIRST_SHARE) * parked_blocks / num_bands
-        """Live KV by which a step becomes one size smaller."""
-        first_share = _FIRST_SHARE if len(self._sizes) > 2 else _LAST_SHARE
-        self._full_until_blocks = config.gpu_blocks + first_share * parked_blocks
+        parked_blocks = min(self._live_blocks, self._high_blocks) - config.gpu_blocks
+        borders = _borders(self._sizes) if parked_blocks > 0 else []
+        self._shrink_at = [config.gpu_blocks + border * parked_blocks for border, _ in borders]
+        """Live KV above which steps leave each size for the next smaller one."""
+        self._grow_at = [config.gpu_blocks + (border - band / 2) * parked_blocks for border, band in borders]
+        """Live KV below which they come back: half a band of hysteresis."""
 
     def choose(self, phase: Phase, load: MemoryLoad) -> tuple[Phase, PhaseReason]:
         """Return why the next step begins prompts (FILL_HOST), or why it begins none."""
@@ -57,14 +61,12 @@ class PromptThrottle(PhasePolicy):
     def step_tokens(self, live_blocks: int) -> int:
         """Return the maximum tokens of the next step.
 
-        Half a band of hysteresis keeps a size for many steps: steps of equal tokens keep all stages busy.
+        Hysteresis keeps a size for many steps: steps of equal tokens keep all stages busy.
         """
-        if self._band_blocks > 0:
-            bands = (live_blocks - self._full_until_blocks) / self._band_blocks
-            while self._size_index < len(self._sizes) - 1 and bands > self._size_index:
-                self._size_index += 1
-            while self._size_index > 0 and bands < self._size_index - 1.5:
-                self._size_index -= 1
+        while self._size_index < len(self._shrink_at) and live_blocks > self._shrink_at[self._size_index]:
+            self._size_index += 1
+        while self._size_index > 0 and live_blocks < self._grow_at[self._size_index - 1]:
+            self._size_index -= 1
         return self._sizes[self._size_index]
 
     def admission_demand_blocks(self, phase: Phase, load: MemoryLoad) -> int:
@@ -77,10 +79,24 @@ class PromptThrottle(PhasePolicy):
 
 
 def step_sizes(most_tokens: int) -> tuple[int, ...]:
-    """Return the sizes that a mixed step may have, descending: its maximum, and 256·2ⁿ and 768·2ⁿ below it.
+    """Return the sizes that a mixed step may have, descending: its maximum, 256·2ⁿ and 768·2ⁿ, and 192 and 128.
 
     A step's time grows in jumps, one for each tile of a matrix product, which multiples of 256 fill.
     """
-    doublings = [_LEAST_STEP_TOKENS << n for n in range(most_tokens.bit_length())]
-    smaller = {size for least in doublings for size in (least, 3 * least) if size < most_tokens}
-    return (most_tokens, *sorted(smaller, reverse=True))
+    doublings = [_WHOLE_TILE << n for n in range(most_tokens.bit_length())]
+    whole = {size for least in doublings for size in (least, 3 * least)}
+    return (
+        most_tokens,
+        *sorted((size for size in whole | {*_FINE_SIZES} if size < most_tokens), reverse=True),
+    )
+
+
+def _borders(sizes: Sequence[int]) -> list[tuple[float, float]]:
+    """Return, between each size and the next smaller one, the share of parked KV and the width of a size's band."""
+    num_smaller = len(sizes) - 1
+    num_fine = min(num_smaller, sum(size < _WHOLE_TILE for size in sizes))
+    num_whole = num_smaller - num_fine
+    whole_band = (_TILE_SHARE - _FIRST_SHARE) / max(1, num_whole - 1)
+    fine_band = (_LEAST_SHARE - _TILE_SHARE) / max(1, num_fine)
+    whole = [(_TILE_SHARE - n * whole_band, whole_band) for n in reversed(range(num_whole))]
+    return whole + [(_TILE_SHARE + n * fine_band, fine_band) for n in range(1, num_fine + 1)]

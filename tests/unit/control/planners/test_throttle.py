@@ -18,19 +18,23 @@ def throttle(step_tokens: int = 2048, **changes: float) -> PromptThrottle:
     ("most", "sizes"),
     [
         (48, (48,)),
-        (256, (256,)),
-        (300, (300, 256)),
-        (1024, (1024, 768, 512, 256)),
-        (2048, (2048, 1536, 1024, 768, 512, 256)),
+        (200, (200, 192, 128)),
+        (256, (256, 192, 128)),
+        (300, (300, 256, 192, 128)),
+        (1024, (1024, 768, 512, 256, 192, 128)),
+        (2048, (2048, 1536, 1024, 768, 512, 256, 192, 128)),
     ],
 )
-def test_a_step_has_its_maximum_or_a_multiple_of_256(most: int, sizes: tuple[int, ...]) -> None:
+def test_a_step_has_its_maximum_or_a_multiple_of_256_or_one_of_two_smaller_sizes(
+    most: int, sizes: tuple[int, ...]
+) -> None:
     assert step_sizes(most) == sizes
 
 
 def test_steps_become_smaller_as_more_kv_waits_and_larger_again() -> None:
     policy = throttle()
-    assert [policy.step_tokens(live) for live in (0, 100, 200, 201, 250, 300, 350, 376, 600)] == [
+    lives = (0, 100, 200, 201, 250, 300, 350, 376, 383, 391, 600)
+    assert [policy.step_tokens(live) for live in lives] == [
         2048,
         2048,
         2048,
@@ -39,9 +43,12 @@ def test_steps_become_smaller_as_more_kv_waits_and_larger_again() -> None:
         768,
         512,
         256,
-        256,
+        192,
+        128,
+        128,
     ]
-    assert [policy.step_tokens(live) for live in (360, 350, 300, 250, 200, 175)] == [
+    assert [policy.step_tokens(live) for live in (386, 377, 350, 300, 250, 200, 175)] == [
+        192,
         256,
         512,
         768,
@@ -49,6 +56,14 @@ def test_steps_become_smaller_as_more_kv_waits_and_larger_again() -> None:
         1536,
         2048,
     ]
+
+
+@pytest.mark.parametrize(("most", "at_tile_share"), [(256, 256), (384, 384), (512, 512), (192, 192)])
+def test_steps_come_to_a_whole_tile_and_soon_after_to_the_least(most: int, at_tile_share: int) -> None:
+    """The watermark of live KV is 600 blocks, or five GPU pools above the first one."""
+    policy = throttle(most)
+    assert policy.step_tokens(int(100 + 0.55 * 500)) == at_tile_share
+    assert policy.step_tokens(int(100 + 0.58 * 500) + 1) == 128
 
 
 def test_a_size_is_kept_while_live_kv_moves_a_little() -> None:
