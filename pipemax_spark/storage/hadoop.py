@@ -37,7 +37,10 @@ class StoredFile:
 
 
 class HadoopFiles:
-    """Reads, writes and lists files; ``FileNotFoundError`` if a file to read is not there."""
+    """Reads, writes and lists files.
+
+    Raise ``FileNotFoundError`` if a file to read is not there, and ``ValueError`` if it does not match its checksum.
+    """
 
     def __init__(self, spark: "SparkSession") -> None:
         assert spark._jvm is not None, "the session has no JVM"
@@ -61,12 +64,19 @@ class HadoopFiles:
         return self._read(path, lambda stream: stream.readNBytes(num_bytes))
 
     def _read(self, path: str, read: Callable[["JavaObject"], Any]) -> bytes:
+        from py4j.protocol import Py4JJavaError
+
         hadoop_path, file_system = self._open(path)
         if not file_system.exists(hadoop_path):
             raise FileNotFoundError(path)
         stream = file_system.open(hadoop_path)
         try:
             return bytes(read(stream))
+        except Py4JJavaError as error:
+            # The machine may have died while the file was written. Callers take it like a torn text.
+            if error.java_exception.getClass().getSimpleName() == "ChecksumException":
+                raise ValueError(f"{path} does not match its checksum") from error
+            raise
         finally:
             stream.close()
 
@@ -182,7 +192,7 @@ def read_file(path: str, session: Callable[[], "SparkSession"], *, option: str) 
             return Path(plain_path(path)).read_text(encoding="utf-8")
         with _storage_errors():
             return HadoopFiles(session()).read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         cause = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         raise JobError(f"{option.replace('_', '-')} {path!r} cannot be read: {cause}") from error
 

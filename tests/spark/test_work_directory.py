@@ -1,5 +1,6 @@
 """Whose an output is: a run that lives keeps others out, a dead one's leavings are removed."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -199,6 +200,22 @@ def test_a_run_whose_marker_has_gone_deletes_nothing(spark: Any, tmp_path: Path)
         (tmp_path / "work" / TABLE / "run" / "somebody's").write_text("data")
         assert work.path.endswith("run")
     assert (tmp_path / "work" / TABLE / "run" / "somebody's").read_text() == "data"
+
+
+@pytest.mark.parametrize("name", ["owner.json", "manifest.json"])
+def test_a_torn_file_that_its_checksum_gives_away_counts_as_none(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    """As after the death of a machine; Hadoop keeps a checksum next to each local file."""
+    base = tmp_path / "work"
+    with contextlib.suppress(JobFailedError), work_directory(spark, base, "first", []) as work:
+        work.write_manifest({"spec_hash": "hash", "rows": {}})
+        raise JobFailedError("killed")
+    torn = base / TABLE / "first" / name
+    torn.write_text(torn.read_text()[:20])
+    with work_directory(spark, base, "second", []) as work:
+        assert work.left_runs == []
+    assert torn.exists() == (name == "owner.json"), "without its marker, a directory is not known to be ours"
 
 
 @pytest.mark.long  # a job; a run does not touch foreign folders, above
