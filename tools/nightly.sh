@@ -8,9 +8,8 @@ bin=$1
 day=$((10#${2:-$(date +%j)}))
 slice=$((day % 7)) share="" then=()
 
-spark() {  # The files of Spark's tests with these first letters, without those of slice 0. The long orders of
-    # interleaved_runs are in no slice: they did not end within ten minutes on 2026-11-27, and it is not known why.
-    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|interleaved_runs|notebooks|two_environments|yarn)\.py'
+spark() {  # The files of Spark's tests with these first letters, without those of slice 0.
+    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|notebooks|two_environments|yarn)\.py'
 }
 
 case $slice in
