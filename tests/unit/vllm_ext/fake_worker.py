@@ -128,6 +128,27 @@ def make_request(request_id: str, prompt: list[int], max_tokens: int) -> Request
     )
 
 
+def state_of(scheduler: PipeMaxScheduler) -> list[object]:
+    """Return all that later steps read of the requests and of vLLM's blocks."""
+    hidden = {"arrival_time", "events", "sampling_params", "structured_output_request", "_block_hasher"}
+    requests = [
+        {name: repr(value) for name, value in vars(request).items() if name not in hidden}
+        for request in sorted(scheduler.requests.values(), key=lambda request: request.request_id)
+    ]
+    manager = scheduler.kv_cache_manager
+    group = manager.coordinator.single_type_managers[0]
+    tables = {name: [block.block_id for block in blocks] for name, blocks in group.req_to_blocks.items()}
+    hashes = {
+        block.block_id: block.block_hash
+        for block in manager.block_pool.blocks
+        if block.block_hash is not None
+    }
+    queues = (scheduler.running, scheduler.waiting, scheduler._inflight_prefills)
+    ids = [{request.request_id for request in queue} for queue in queues]
+    counts = [scheduler.current_step, scheduler.finished_req_ids, scheduler.reset_preempted_req_ids]
+    return [requests, tables, dict(group.num_cached_block), hashes, ids, counts]
+
+
 def next_token(tokens: list[int]) -> int:
     return (hash(tuple(tokens)) % 997) + 3
 
@@ -154,6 +175,7 @@ class FakeWorker:
         self._windows = windows
         self._stages = stages
         self._num_steps = 0
+        self.next_token = next_token
         self._sampled_at: dict[str, int] = {}
         self.num_resent = 0
         self.gpu: dict[int, list[int | None]] = {}
@@ -243,7 +265,7 @@ class FakeWorker:
         if computed + count < len(tokens):
             return []
         self._sampled_at[name] = self._num_steps
-        tokens.append(next_token(tokens))
+        tokens.append(self.next_token(tokens))
         return tokens[-1:]
 
     def _slot(self, table: list[int], position: int) -> int | None:

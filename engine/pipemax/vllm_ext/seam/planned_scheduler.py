@@ -15,7 +15,11 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+
+from pipemax.vllm_ext.seam.decode_update import can_update_decodes, update_decodes, with_decodes
 
 
 class PlannedScheduler(Scheduler):
@@ -30,6 +34,7 @@ class PlannedScheduler(Scheduler):
         self.scheduler_reserve_full_isl = False
         # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.
         self.defer_block_free = False
+        self._updates_decodes = can_update_decodes(self)
 
     # -- what the planner answers -----------------------------------------------------------------------------
 
@@ -78,6 +83,14 @@ class PlannedScheduler(Scheduler):
         self.waiting.remove_request(request)
 
     # -- what vLLM asks ---------------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        if not self._updates_decodes:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        rest, decodes = update_decodes(self, scheduler_output, model_runner_output)
+        return with_decodes(super().update_from_output(rest, model_runner_output), decodes)
 
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int

@@ -54,6 +54,7 @@ reserved_blocks, has_scheduled_reqs, skip_zeroing_group_ids)
     """,
     "vllm.v1.request.Request": """
         append_output_token_ids(self, token_ids)
+        update_block_hashes(self)
     """,
     "vllm.v1.engine.core_client.SyncMPClient": """
         call_utility(self, method, *args)
@@ -148,9 +149,10 @@ context_len, valid_dummy_state_slots, randomize_inputs)
 
 ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.sched.scheduler.Scheduler": """
-        aux_output_connector current_step deferred_waiting defer_block_free ec_connector encoder_cache_manager
-        finished_req_ids kv_holding_waiting max_num_running_reqs max_num_scheduled_tokens num_lookahead_tokens
-        num_spec_tokens observability_config pause_state prev_step_scheduled_req_ids reset_preempted_req_ids
+        aux_output_connector current_step deferred_waiting defer_block_free ec_connector
+        encoder_cache_manager finished_req_ids hash_block_size kv_holding_waiting max_num_running_reqs
+        max_num_scheduled_tokens num_lookahead_tokens num_spec_tokens observability_config
+        pause_state perf_metrics prev_step_scheduled_req_ids reset_preempted_req_ids return_sampling_mask
         scheduler_reserve_full_isl use_pp use_v2_model_runner
     """,
     "vllm.v1.core.block_pool.BlockPool": "cached_block_hash_to_block null_block",
@@ -158,7 +160,10 @@ ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager": """
         kv_cache_group_id num_cached_block req_to_blocks
     """,
-    "vllm.v1.request.Request": "_all_token_ids next_decode_eligible_step num_output_placeholders",
+    "vllm.v1.request.Request": """
+        _all_token_ids _output_token_ids client_index next_decode_eligible_step num_in_flight_tokens
+        num_output_placeholders num_stale_output_tokens prefill_stats structured_output_request
+    """,
     "vllm.v1.structured_output.request.StructuredOutputRequest": "_grammar",
     "vllm.v1.engine.core.EngineCore": "batch_queue model_executor scheduler step_fn",
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner": "block_tables max_num_reqs req_states",
