@@ -149,9 +149,9 @@ context_len, valid_dummy_state_slots, randomize_inputs)
 
 ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.sched.scheduler.Scheduler": """
-        aux_output_connector current_step deferred_waiting defer_block_free ec_connector
+        _inflight_prefills aux_output_connector current_step deferred_waiting defer_block_free ec_connector
         encoder_cache_manager finished_req_ids hash_block_size kv_holding_waiting max_num_running_reqs
-        max_num_scheduled_tokens num_lookahead_tokens num_spec_tokens observability_config
+        max_num_scheduled_tokens num_lookahead_tokens num_sampled_tokens_per_step num_spec_tokens observability_config
         pause_state perf_metrics prev_step_scheduled_req_ids reset_preempted_req_ids return_sampling_mask
         scheduler_reserve_full_isl use_pp use_v2_model_runner
     """,
@@ -161,7 +161,7 @@ ATTRIBUTES: dict[str, str] = {
         kv_cache_group_id num_cached_block req_to_blocks
     """,
     "vllm.v1.request.Request": """
-        _all_token_ids _output_token_ids client_index next_decode_eligible_step num_in_flight_tokens
+        _all_token_ids _output_token_ids client_index is_prefill_chunk next_decode_eligible_step num_in_flight_tokens
         num_output_placeholders num_stale_output_tokens prefill_stats structured_output_request
     """,
     "vllm.v1.structured_output.request.StructuredOutputRequest": "_grammar",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxScheduler
-from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
+from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler, state_of
 
 
 def comparable(output: SchedulerOutput) -> tuple[object, ...]:
@@ -43,6 +44,7 @@ def test_the_message_is_vllm_s_own(asynchronous: bool, more: dict[str, Any]) -> 
                 host_blocks=300,
                 num_batches=3,
                 stages=2,
+                chunk_tokens=16,
                 runner=2,
                 asynchronous=asynchronous,
                 **more,
@@ -60,10 +62,16 @@ def test_the_message_is_vllm_s_own(asynchronous: bool, more: dict[str, Any]) -> 
                 rng.randrange(100, 999) for _ in range(rng.randint(1, 20))
             ]
             core.add(make_request(str(index), prompt, rng.randint(1, 24)))
+            if index % 3 == 0:
+                any_schema: Any = SimpleNamespace(
+                    grammar=SimpleNamespace(accept_tokens=lambda *_: True), reasoning_ended=True
+                )
+                core.scheduler.requests[str(index)].structured_output_request = any_schema
     cores[1].scheduler._schedules_decodes = False
     while cores[0].scheduler.has_requests() or cores[1].scheduler.has_requests():
         short, own = (core.step() for core in cores)
         assert comparable(short) == comparable(own)
+        assert state_of(cores[0].scheduler) == state_of(cores[1].scheduler)
         if cores[0].num_steps == 40:
             for core in cores:
                 core.abort(list(core.scheduler.requests)[:2])
