@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipemax.domain.kv_groups import KvGroups
+from pipemax.domain.plan import Batching
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage
 
@@ -35,12 +36,13 @@ class Row:
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> dict[str, Any]:
+def pools(draw: st.DrawFn, *, with_waves: bool = False) -> dict[str, Any]:
     """From pools that hold one request to pools that hold all."""
-    return {
+    waves = {"wave_groups": draw(st.integers(2, 5))} if with_waves else {}
+    return waves | {
         "gpu_blocks": draw(st.sampled_from([14, 20, 40, 100])),
         "host_blocks": draw(st.sampled_from([14, 30, 100, 400, 2000])),
-        "num_batches": draw(st.integers(1, 5)),
+        "num_batches": draw(st.integers(2 if with_waves else 1, 5)),
         "prefill_chunk_tokens": draw(st.sampled_from([7, 64, 256, 1000])),
         "max_num_seqs": draw(st.sampled_from([1, 3, 16, 64])),
         "max_resident_requests": draw(st.sampled_from([2, 5, 20, 1000])),
@@ -158,6 +160,27 @@ def test_refusals_aborts_preemptions_and_cache_hits_lose_nobody(
     most_tokens = 16 * min(changes["gpu_blocks"], changes["host_blocks"])
     table = data.draw(rows(most_tokens, prefixes=True))
     check(run_all(changes, table, faults, seed, max_in_flight), table)
+
+
+@given(
+    data=st.data(),
+    changes=pools(with_waves=True),
+    batching=st.sampled_from(Batching),
+    faults=FAULTS,
+    seed=st.integers(0, 2**16),
+    max_in_flight=st.integers(1, 6),
+)
+def test_waves_lose_nobody_either(
+    data: st.DataObject,
+    changes: dict[str, Any],
+    batching: Batching,
+    faults: Faults,
+    seed: int,
+    max_in_flight: int,
+) -> None:
+    most_tokens = 16 * min(changes["gpu_blocks"], changes["host_blocks"])
+    table = data.draw(rows(most_tokens, prefixes=True))
+    check(run_all({**changes, "batching": batching}, table, faults, seed, max_in_flight), table)
 
 
 def test_a_prefix_hit_whose_chunk_finds_no_block_is_refused_like_any_other() -> None:

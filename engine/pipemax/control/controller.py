@@ -256,8 +256,11 @@ class Controller:
     def _plan_prefetch(self, step: _Step) -> PrefetchStep:
         if self._phase is Phase.PREFILL:
             return PrefetchStep()
-        if step.formed.states:
-            return self._prefetch.plan(step.stage_s, level_s=step.level_s)
+        formed = step.formed
+        if formed.states:
+            decodes = formed.decodes if isinstance(formed, MixedStep) else formed
+            running = {state.id for state in decodes.states} if self.config.wave_groups else ()
+            return self._prefetch.plan(step.stage_s, level_s=step.level_s, running=running)
         if self._rotation.num_requests == 0:
             return self._prefetch.plan_forced()
         return PrefetchStep()  # none of D_i may run: outputs come first
@@ -286,11 +289,16 @@ class Controller:
             run_tokens=tuple(step.tokens),
             num_decodes=step.num_decodes,
             evict=tuple(state.id for state in (*step.formed.evicted, *prefetch.evicted)),
+            overwrite=tuple(state.id for state in prefetch.overwritten) if self.config.wave_groups else None,
             recompute=tuple(state.id for state in step.formed.recomputed),
             prefetch=tuple(prefetch.items),
             wait_until_s=wait_until_s,
             decision=decision,
         )
+
+    @property
+    def _overwritten_batch(self) -> int:
+        return self._rotation.executing if self.config.wave_groups else self._rotation.overwritten
 
     def _explain(self, reason: PhaseReason, step: _Step, prefetch: PrefetchStep) -> Decision:
         table, rotation = self._table, self._rotation
@@ -301,7 +309,7 @@ class Controller:
             iteration=rotation.iteration if decodes else 0,
             executing_batch=rotation.executing if runs else None,
             next_batch=rotation.next if runs else None,
-            overwritten_batch=rotation.overwritten if runs else None,
+            overwritten_batch=self._overwritten_batch if runs else None,
             prefetch_mode=prefetch.mode,
             predicted_step_s=max(step.stage_s),
             budget_blocks=prefetch.budget_blocks,

@@ -92,6 +92,10 @@ class ControllerConfig:
     input_grace_s: float = 1.0
     """With input open, how long a prefill phase waits for the next request before it decodes."""
 
+    wave_groups: int | None = None
+    """Waves: what is prefetched overwrites members of the batch that executes, behind its computation, in this many
+    groups of a stage's layers; None overwrites D_k, before the step. Not in the paper. See ``planners.prefetch``."""
+
     max_prefetch_requests: int = 64
     """Maximum number of requests prefetched in one step. Each request costs the scheduler and the workers time, and a
     budget filled with few long requests gives the same throughput as one filled with many short ones."""
@@ -135,6 +139,8 @@ class ControllerConfig:
             raise ValueError(
                 "whole_prompts needs separated batching: a mixed step may be too short for a prompt"
             )
+        if self.wave_groups is not None:
+            self._check_waves(self.wave_groups)
         if not self.stages:
             raise ValueError("stages must name at least one pipeline stage")
         shares = {
@@ -153,6 +159,17 @@ class ControllerConfig:
             raise ValueError(
                 "steady_threshold, exchange_tolerance, max_exchanges, input_grace_s: never negative"
             )
+
+    def _check_waves(self, num_groups: int) -> None:
+        if num_groups < 2:
+            raise ValueError(
+                f"wave_groups must be at least 2, not {num_groups}: copies into the only group would begin when the "
+                "step has ended, and the next step would wait for them"
+            )
+        if self.num_batches < 2:
+            raise ValueError("waves need at least 2 batches: one batch would overwrite what it runs next")
+        if self.kv_groups != WHOLE_KV:
+            raise ValueError("waves need the whole KV of every layer: windows free blocks as they move on")
 
     @property
     def step_tokens(self) -> int:

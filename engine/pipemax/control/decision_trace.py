@@ -137,6 +137,8 @@ def _explain_plan(now_s: float, plan: StepPlan) -> str:
         parts.append(_explain_prefetch(plan, why))
     if plan.evict:
         parts.append(f"evicts {_named(plan.evict)} for room")
+    if plan.overwrite:
+        parts.append(f"overwrites {_named(plan.overwrite)} behind the computation")
     if plan.recompute:
         parts.append(f"the host pool overflows: recomputes {_named(plan.recompute)}")
     parts.append(

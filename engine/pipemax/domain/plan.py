@@ -1,9 +1,10 @@
 """The plan of one step, by request ids only: ``Controller.plan_step`` returns it, an adapter carries it out.
 
 An adapter works through a plan in this order: ``recompute``, ``evict``, ``prefetch`` (allocate, then queue the
-copies), ``run``. It reports whatever it could not do (``RunRefused``, ``PrefetchRefused``) before it asks for the
-next plan; whatever it does not report counts as done. The plan already leaves room for everything in it, so a
-refusal means that the engine's pool and the controller's counts differ.
+copies), ``run``; if it overwrites blocks of what runs, ``run`` is allocated before ``prefetch``. It reports whatever it
+could not do (``RunRefused``, ``PrefetchRefused``) before it asks for the next plan; whatever it does not report counts
+as done. The plan already leaves room for everything in it, so a refusal means that the engine's pool and the
+controller's counts differ.
 """
 
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class Decision:
     next_batch: int | None = None
     """j_t: the batch that the prefetched requests join."""
     overwritten_batch: int | None = None
-    """k_t: the batch from which requests are evicted first."""
+    """k_t: the batch from which requests are evicted first; with waves, i_t."""
     prefetch_mode: PrefetchMode = PrefetchMode.NONE
     predicted_step_s: float = 0.0
     """T̂ of the slowest stage for what runs in this step."""
@@ -123,6 +124,11 @@ class StepPlan:
     """In a mixed step, how many requests of ``run`` decode: the first ones. The others compute prompt chunks."""
     evict: tuple[RequestId, ...] = ()
     """Free their GPU blocks; no copy, the host has them. They may be in flight, none is in ``run``."""
+    overwrite: tuple[RequestId, ...] | None = None
+    """Decodes of ``run`` that are evicted behind the step's computation, group of layers by group of layers; None
+    without waves. ``prefetch`` may take their own blocks but the last, which the step writes to: the copies into a
+    group of layers begin when the step has computed that group. The last block and a shared prefix are free from the
+    next plan on."""
     recompute: tuple[RequestId, ...] = ()
     """Last resort: drop both copies; each request is prefilled again with its prompt and its output so far."""
     prefetch: tuple[Prefetch, ...] = ()

@@ -74,7 +74,10 @@ class RuntimeSettings:
             "batching": Batching(self.batching),
             "mixed_step_tokens": self.mixed_step_tokens,
         }
-        return ControllerConfig(**(known | self.controller))
+        config = ControllerConfig(**(known | self.controller))
+        if config.wave_groups is not None:
+            raise ValueError("wave_groups: only the simulator carries out waves so far")
+        return config
 
 
 def encode_stage(stage: StageConfig) -> dict[str, Any]:

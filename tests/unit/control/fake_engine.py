@@ -128,6 +128,7 @@ class FakeEngine:
         self._num_preemptions = 0
         self._block_tokens = self.config.block_tokens
         self._shares_by_itself = self.faults.cache_hit > 0
+        self._overwritten: list[Sequence] = []
 
     # Driving.
 
@@ -188,6 +189,9 @@ class FakeEngine:
     # Carrying a plan out.
 
     def _carry_out(self, plan: StepPlan) -> list[Event]:
+        for sequence in self._overwritten:
+            sequence.gpu_blocks = 0
+        self._overwritten.clear()
         for request_id in plan.recompute:
             assert self.sequences[request_id].in_flight == 0, request_id
             self._drop(self.sequences[request_id])
@@ -201,6 +205,12 @@ class FakeEngine:
             for sequence in (self.sequences[request_id] for request_id in plan.run):
                 freed = self._blocks_of(sequence.computed_tokens, sequence.held_tokens)
                 sequence.gpu_blocks = min(sequence.gpu_blocks, freed)
+        if plan.overwrite is not None:
+            written_before = {
+                request_id: self.sequences[request_id].computed_tokens for request_id in plan.run
+            }
+            events += self._launch(plan)
+            self._overwrite(plan, written_before)
         for item in plan.prefetch:
             # The first part takes the blocks of all parts, so a later one cannot be refused.
             if item.is_first and self._chance(self.faults.refuse_prefetch):
@@ -209,7 +219,8 @@ class FakeEngine:
                 events.append(PrefetchRefused(step_id=plan.step_id, request_id=item.request_id))
             else:
                 self._load(self.sequences[item.request_id], item)
-        events += self._launch(plan)
+        if plan.overwrite is None:
+            events += self._launch(plan)
         if plan.prefetch:
             num_blocks = sum(item.num_blocks for item in plan.prefetch)
             events.append(
@@ -229,6 +240,21 @@ class FakeEngine:
         )
         assert live <= self.config.host_blocks, f"{live} blocks on a host of {self.config.host_blocks}"
         return events
+
+    def _overwrite(self, plan: StepPlan, written_before: dict[RequestId, int]) -> None:
+        """Free the whole blocks of decodes that earlier steps wrote: those are on the host, and no other block is.
+
+        ``written_before``: of each request, the tokens whose KV earlier steps computed.
+        """
+        assert plan.overwrite is not None
+        decodes = plan.run if plan.num_decodes is None else plan.run[: plan.num_decodes]
+        for request_id in plan.overwrite:
+            assert request_id in decodes, request_id
+            sequence, shared = self.sequences[request_id], self._shared_blocks(request_id)
+            num_whole = written_before[request_id] // self._block_tokens
+            assert num_whole > shared, f"{request_id} is overwritten and frees nothing"
+            sequence.gpu_blocks -= num_whole - shared
+            self._overwritten.append(sequence)
 
     def _blocks_of(self, first: int, end: int) -> int:
         """Blocks that hold the first ``end`` tokens, but for what the token ``first`` no longer attends to."""

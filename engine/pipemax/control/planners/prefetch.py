@@ -4,6 +4,15 @@ In each iteration, the budget follows from the executing batch's predicted time.
 from the parked requests: short ones first while the budget still grows, then by GreedySelect towards the executing
 batch's time.
 
+With waves, which are not in the paper, room comes from D_i instead of D_k: the copies into a group of a stage's layers
+follow the step that computes it, and the next step waits for them before it computes the same group. A batch then
+gives up room only once it has run, and holds b = M/n + p·(1 − 1/n) of a pool M, if p is prefetched in a step, instead
+of M/n + p·(1 − 2/n); p counts here also the last block of each victim, which the step writes to and which stays for
+one step more. The budget is the same: with G groups, the copies of group g can begin once g/G of the step is over, and
+must end before (g − 1)/G of the next one is. A step's copies of at most B·T̂ take T̂/G for each group. So from two
+groups on they keep up with steps of equal length: the last group's begin when the step ends, and end when the next one
+has computed its first group.
+
 Not in the paper: a share of the budget is kept for requests that were parked long ago. Within this share, one request
 longer than the whole budget is prefetched over several iterations, with its GPU blocks reserved from the first
 iteration. PipeMax, §3.1.2 (C1), spreads a batch over iterations, never one request.
@@ -11,6 +20,7 @@ iteration. PipeMax, §3.1.2 (C1), spreads a batch over iterations, never one req
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from pipemax.control.controller_config import ControllerConfig
@@ -21,12 +31,13 @@ from pipemax.control.planners.selection import (
     fill_longest_first,
     fill_shortest_first,
 )
-from pipemax.control.planners.victims import evict_for_room
+from pipemax.control.planners.victims import RoomSource, evict_for_room, overwrite_for_room
 from pipemax.control.state.batches import Batch, Rotation
 from pipemax.control.state.request import RequestState
 from pipemax.control.state.table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.plan import Prefetch, PrefetchMode
+from pipemax.domain.units import RequestId
 
 
 class SteadyDetector:
@@ -64,6 +75,8 @@ class PrefetchStep:
     gap_s: float = 0.0
     items: list[Prefetch] = field(default_factory=list)
     evicted: list[RequestState] = field(default_factory=list)
+    overwritten: list[RequestState] = field(default_factory=list)
+    """Evicted in a wave."""
 
     @property
     def num_blocks(self) -> int:
@@ -71,7 +84,7 @@ class PrefetchStep:
 
 
 class PrefetchPlanner:
-    """Chooses P_t, makes room for it in D_k, and puts it into D_j."""
+    """Chooses P_t, makes room for it in D_k or in a wave over D_i, and puts it into D_j."""
 
     def __init__(
         self, config: ControllerConfig, table: RequestTable, rotation: Rotation, times: StageEstimators
@@ -93,15 +106,21 @@ class PrefetchPlanner:
         self._steady.reset()
         self._overdue_credit = 0
 
-    def plan(self, stage_s: tuple[float, ...], *, level_s: tuple[float, ...] | None = None) -> PrefetchStep:
+    def plan(
+        self,
+        stage_s: tuple[float, ...],
+        *,
+        level_s: tuple[float, ...] | None = None,
+        running: Collection[RequestId] = (),
+    ) -> PrefetchStep:
         """Choose P_t for D_j, to be copied while a step of these predicted stage times runs.
 
-        ``level_s`` are the stage times that D_j's step should come close to; None takes ``stage_s``.
+        ``level_s`` are the stage times that D_j's step should come close to; None takes ``stage_s``. ``running`` are
+        the decodes of the step, some of which a wave may overwrite.
         """
         level_s = level_s or stage_s
-        batches, rotation = self._rotation.batches, self._rotation
-        target, overwritten = batches[rotation.next], batches[rotation.overwritten]
-        sources = [overwritten] if self._config.overwrites else []
+        target = self._rotation.batches[self._rotation.next]
+        source = self._source(running)
         step = PrefetchStep(budget_blocks=self.budget(stage_s))
         self._steady.observe(step.budget_blocks)
         slowest = self._times.slowest_decode(level_s)
@@ -109,14 +128,14 @@ class PrefetchPlanner:
         share = self._prefetching_share(step.budget_blocks)
         taken = self._continue_prefetching(step, target, share)
         if not self._table.prefetching() and not taken:
-            room = self._basket(target, sources, step.budget_blocks).blocks_left
+            room = self._basket(target, source, step.budget_blocks).blocks_left
             taken = self._start_prefetching(step, target, share, room)
-        basket = self._basket(target, sources, step.budget_blocks - taken)
+        basket = self._basket(target, source, step.budget_blocks - taken)
         if not self._table.num_parked or not basket.requests_left:
             return step
         self._add_overdue(basket, step.budget_blocks)
         step.mode = self.select(basket, level_s, step.gap_s)
-        self._load(step, basket, target, sources)
+        self._load(step, basket, target, source)
         return step
 
     def plan_forced(self) -> PrefetchStep:
@@ -132,22 +151,30 @@ class PrefetchPlanner:
         if step.items or first is None:
             return step
         share = self._table.free_gpu_blocks // len(self._rotation)
-        basket = self._basket(target, [], max(share, self._table.needs.prefetch_cost(first)))
+        basket = self._basket(target, None, max(share, self._table.needs.prefetch_cost(first)))
         if basket.fits(first):
             basket.add(first)
         fill_shortest_first(basket, self._table.parked_picker())
-        self._load(step, basket, target, [])
+        self._load(step, basket, target, None)
         return step
 
     def budget(self, stage_s: tuple[float, ...]) -> int:
         """Return how many blocks are copied while a step of these predicted stage times runs."""
         return self._times.budget_blocks(stage_s)
 
-    def _basket(self, target: Batch, sources: list[Batch], budget_blocks: int) -> Basket:
+    def _source(self, running: Collection[RequestId]) -> RoomSource | None:
+        """Return where P_t finds room; None where nothing is overwritten."""
+        batches, rotation = self._rotation.batches, self._rotation
+        if self._config.wave_groups is not None:
+            return RoomSource(batch=batches[rotation.executing], running=running)
+        return RoomSource(batch=batches[rotation.overwritten]) if self._config.overwrites else None
+
+    def _basket(self, target: Batch, source: RoomSource | None, budget_blocks: int) -> Basket:
         """Return an empty basket, limited by the budget, free or overwritable blocks and slots, and the batch size."""
         table = self._table
-        blocks = table.free_gpu_blocks + sum(batch.own_blocks for batch in sources)
-        slots = self._max_on_gpu - table.num_on_gpu + sum(len(batch) for batch in sources)
+        blocks, slots = table.free_gpu_blocks, self._max_on_gpu - table.num_on_gpu
+        if source is not None:
+            blocks, slots = blocks + source.max_blocks, slots + source.max_slots
         return Basket(
             table.needs,
             max_blocks=max(0, min(budget_blocks, blocks)),
@@ -198,9 +225,12 @@ class PrefetchPlanner:
         fill_shortest_first(basket, picker, replace(gap, gap_s=gap_s + growth_s), free_blocks=share)
         return PrefetchMode.WARM_UP
 
-    def _load(self, step: PrefetchStep, basket: Basket, target: Batch, sources: list[Batch]) -> None:
+    def _load(self, step: PrefetchStep, basket: Basket, target: Batch, source: RoomSource | None) -> None:
         """Evict as much as needed, then prefetch the chosen requests; those without room after all stay parked."""
-        self._evict(step, sources, free_blocks=basket.num_blocks, num_new=len(basket))
+        if source is not None and source.running is not None:
+            step.overwritten += overwrite_for_room(self._table, source, free_blocks=basket.num_blocks)
+        elif source is not None:
+            self._evict(step, [source.batch], free_blocks=basket.num_blocks, num_new=len(basket))
         for state in basket.by_length.ascending():
             if not self._has_room(state):
                 break
@@ -243,7 +273,7 @@ class PrefetchPlanner:
         """Reserve GPU blocks for a request longer than the budget, and copy its first part; return the blocks copied.
 
         This is the longest parked request, once it is overdue or when no parked request fits. ``room_blocks`` is the
-        maximum that one iteration can prefetch, by the budget and by the room that D_k leaves.
+        maximum that one iteration can prefetch, by the budget and by the room that can be made.
         """
         state = self._table.longest_parked()
         shortest = self._table.shortest_parked()

@@ -19,6 +19,8 @@ class RequestTable(LiveRequests):
     Invariant: a request holds blocks in the ledger exactly as its place says: WAITING none; PREFILLING, RESIDENT and
     PREFETCHING on GPU and host; PARKED on the host only.
 
+    Exception: what is overwritten in a wave is PARKED, and holds some blocks on the GPU until the next plan.
+
     Pools are in blocks of ``block_tokens`` tokens. Each move asserts the place that its docstring names.
     """
 
@@ -30,6 +32,7 @@ class RequestTable(LiveRequests):
         self._ledger = Ledger(gpu_blocks=gpu_blocks, host_blocks=host_blocks)
         self.needs = BlockNeeds(self._ledger.pools, block_tokens, groups)
         """Blocks that a request needs."""
+        self._overwritten: list[RequestState] = []  # in waves, by the step planned last
         self._prefixes = SharedPrefixes(self._ledger.gpu, self.needs, self.find, block_tokens)
 
     # Blocks.
@@ -63,6 +66,15 @@ class RequestTable(LiveRequests):
         """Return the GPU blocks that a request holds apart from its shared prefix; 0 if it is not there."""
         return self._ledger.gpu.own_blocks(state.id) if self.is_on_gpu(state) else 0
 
+    def overwritable_blocks(self, state: RequestState) -> int:
+        """Return the blocks of a resident that a wave may overwrite while the step being planned decodes it.
+
+        Those are the ones that steps before have filled and that hold no shared prefix: all but the last, which this
+        step writes to.
+        """
+        prefix_copy = 0 if self._ledger.gpu.shares(state.id) else state.num_shared_blocks
+        return self._ledger.gpu.own_blocks(state.id) - 1 - prefix_copy
+
     def is_on_gpu(self, state: RequestState) -> bool:
         return state.id in self._ledger.gpu
 
@@ -81,8 +93,13 @@ class RequestTable(LiveRequests):
     # Plans.
 
     def begin_plan(self, step: int) -> None:
-        """Begin the plan of a step: let prefixes be shared that the last plan filled."""
+        """Begin the plan of a step: free what the last plan's wave left; let prefixes be shared that it filled."""
         self._begin_step(step)
+        for state in self._overwritten:
+            # It may have finished, or been dropped, since.
+            if self.find(state.id) is state and state.place is Place.PARKED:
+                self._ledger.gpu.release(state.id)
+        self._overwritten.clear()
         self._prefixes.publish()
 
     def observe_free_gpu_blocks(self, num_free: int) -> None:
@@ -158,6 +175,18 @@ class RequestTable(LiveRequests):
         self._ledger.gpu.release(state.id)
         self._park(state)
         state.prefetched_blocks = 0
+
+    def overwrite(self, state: RequestState) -> None:
+        """Evict a resident behind the computation of the step being planned, which decodes it.
+
+        What is not among its ``overwritable_blocks`` stays until the next plan.
+        """
+        assert state.place is Place.RESIDENT, (state.id, state.place)
+        assert state.num_in_flight > 0, state.id
+        kept = self._ledger.gpu.own_blocks(state.id) - self.overwritable_blocks(state)
+        self._ledger.gpu.resize(state.id, kept)
+        self._park(state)
+        self._overwritten.append(state)
 
     def prefetch(self, state: RequestState, batch: Batch) -> None:
         """Prefetch a parked request in one step; it joins a batch.
@@ -274,6 +303,12 @@ class RequestTable(LiveRequests):
             self._resume_prefill(state)
             state.computed_tokens -= num_tokens
             self._retract_prefill(state)
+        elif state.place is Place.PARKED:  # overwritten by the same plan
+            state.computed_tokens -= num_tokens
+            self._ledger.set_live(state.id, self.needs.own_blocks(state, state.computed_tokens))
+            state.blocks = self.needs.own_blocks_with_next(state)
+            if state.num_in_flight == 0:
+                self._settle(state)
         else:
             # Its growth block stays counted: the request needs it when it runs again.
             batch = self._residents.batch_of(state)
@@ -319,8 +354,9 @@ class RequestTable(LiveRequests):
         assert live == needed or not needs.shares_prefixes(), (state, needed)
         if state.place is Place.PREFILLING:
             return
-        assert on_gpu is (state.place is not Place.PARKED), state
-        if on_gpu:
+        is_overwritten = any(state is other for other in self._overwritten)
+        assert on_gpu is (state.place is not Place.PARKED or is_overwritten), state
+        if on_gpu and not is_overwritten:
             held = ledger.gpu.own_blocks(state.id)
             computed = state.computed_tokens
             needed = needs.gpu_blocks(state, computed, computed)
