@@ -43,9 +43,9 @@ class Machine:
         measured: MeasuredEngine | None = None,
         shared_tokens: int = 0,
         frees_windows: bool = False,
-        gate: Callable[[int, Step], bool] | None = None,
+        gate: Callable[[int, Step, int], bool] | None = None,
         on_stage_start: Callable[[int, Step], None] | None = None,
-        on_stage_end: Callable[[int, Step], None] | None = None,
+        on_part_end: Callable[[int, Step, int], None] | None = None,
     ) -> None:
         self.queue = queue
         self.links = links
@@ -74,7 +74,8 @@ class Machine:
             send=self.send_s,
             gate=gate,
             on_stage_start=on_stage_start,
-            on_stage_end=on_stage_end,
+            on_part_end=on_part_end,
+            on_stall=self._stalled,
             on_span=recording.stage_spans.append if recording.keep_spans else None,
         )
 
@@ -94,8 +95,22 @@ class Machine:
         tensor = self.parallelism.tensor
         return range(stage * tensor, (stage + 1) * tensor)
 
-    def run(self, work: StepWork, on_done: Callable[[Step], None], *, prefetched_tokens: int = 0) -> Step:
-        """Send one step through the pipeline; ``on_done`` is called when the last stage ends it."""
+    def _stalled(self, seconds: float) -> None:
+        """Count that the GPUs of a stage waited for copies with a step at hand."""
+        self.usage.stalled_gpu_s += seconds * self.parallelism.tensor
+
+    def run(
+        self,
+        work: StepWork,
+        on_done: Callable[[Step], None],
+        *,
+        prefetched_tokens: int = 0,
+        num_parts: int = 1,
+    ) -> Step:
+        """Send one step through the pipeline; ``on_done`` is called when the last stage ends it.
+
+        ``num_parts``: into how many groups of layers it is divided on each stage.
+        """
         if work.prefill_tokens == 0:
             kind = StepKind.DECODE
         else:
@@ -136,6 +151,7 @@ class Machine:
             on_done=done,
             batch=work.decode_requests,
             tokens=work.tokens,
+            num_parts=num_parts,
         )
         self.pipeline.submit(step)
         return step

@@ -1,5 +1,6 @@
 """Stages in a row: each runs one step at a time, in the order in which steps were submitted.
 
+A step may compute on each stage in several parts of equal length, one after another: groups of the stage's layers.
 It knows durations, not what a step computes. Appendix A.1 of the paper describes a property of this pipeline.
 """
 
@@ -34,13 +35,15 @@ class Step:
     """Decode requests."""
     tokens: int
     """Tokens computed, prompts and outputs alike."""
+    num_parts: int = 1
+    """Into how many parts it is divided on each stage."""
     number: int = field(init=False)
     """Assigned on submission: 0, 1, 2…"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpan:
-    """One step on one stage, for reports: the half-open interval ``[start_s, end_s)``."""
+    """One step on one stage, or a part of it, for reports: the half-open interval ``[start_s, end_s)``."""
 
     stage: int
     step_number: int
@@ -51,19 +54,23 @@ class StageSpan:
 
 
 class _Stage:
-    __slots__ = ("last_arrival_s", "running", "waiting")
+    __slots__ = ("held_since_s", "last_arrival_s", "part", "running", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Step] = deque()
+        self.waiting: deque[Step] = deque()  # with the step that runs, or is between two of its parts, first
+        self.part = 0  # of the first step, the part that runs or comes next
         self.running = False
+        self.held_since_s: float | None = None
         self.last_arrival_s = 0.0
 
 
 class Pipeline:
     """Runs steps through the stages.
 
-    ``gate(stage, step)`` may hold a step back at a stage (its KV is still being copied); call ``poke`` when that may
-    have changed. ``send(stage, bytes)`` returns how long handing activations to ``stage`` takes from now, in seconds.
+    ``gate(stage, step, part)`` may hold a part of a step back at a stage (its KV is still being copied); call ``poke``
+    when that may have changed. ``on_stall(seconds)`` is told how long a part was held, ``on_part_end(stage, step,
+    part)`` of the end of each part. ``send(stage, bytes)`` returns how long handing activations to ``stage`` takes from
+    now, in seconds.
     """
 
     def __init__(
@@ -72,9 +79,10 @@ class Pipeline:
         num_stages: int,
         *,
         send: Callable[[int, float], float],
-        gate: Callable[[int, Step], bool] | None = None,
+        gate: Callable[[int, Step, int], bool] | None = None,
         on_stage_start: Callable[[int, Step], None] | None = None,
-        on_stage_end: Callable[[int, Step], None] | None = None,
+        on_part_end: Callable[[int, Step, int], None] | None = None,
+        on_stall: Callable[[float], None] | None = None,
         on_span: Callable[[StageSpan], None] | None = None,
     ) -> None:
         self._queue = queue
@@ -82,7 +90,8 @@ class Pipeline:
         self._send = send
         self._gate = gate
         self._on_stage_start = on_stage_start
-        self._on_stage_end = on_stage_end
+        self._on_part_end = on_part_end
+        self._on_stall = on_stall
         self._on_span = on_span
         self._num_submitted = 0
 
@@ -93,18 +102,26 @@ class Pipeline:
         self._arrive(0, step)
 
     def poke(self, stage: int) -> None:
-        """Check again whether the step that waits at ``stage`` may start."""
+        """Check again whether what waits at ``stage`` may start."""
         here = self._stages[stage]
         if here.running or not here.waiting:
             return
-        step = here.waiting[0]
-        if self._gate is not None and not self._gate(stage, step):
+        step, now_s = here.waiting[0], self._queue.now_s()
+        if self._gate is not None and not self._gate(stage, step, here.part):
+            if here.held_since_s is None:
+                here.held_since_s = now_s
             return
-        here.waiting.popleft()
+        if here.held_since_s is not None:
+            if self._on_stall is not None:
+                self._on_stall(now_s - here.held_since_s)
+            here.held_since_s = None
+        self._start(stage, step, now_s)
+
+    def _start(self, stage: int, step: Step, start_s: float) -> None:
+        here = self._stages[stage]
         here.running = True
-        start_s = self._queue.now_s()
-        end_s = start_s + step.stage_s[stage]
-        if self._on_stage_start is not None:
+        end_s = start_s + step.stage_s[stage] / step.num_parts
+        if here.part == 0 and self._on_stage_start is not None:
             self._on_stage_start(stage, step)
         if self._on_span is not None:
             self._on_span(
@@ -117,22 +134,31 @@ class Pipeline:
                     end_s=end_s,
                 )
             )
-        self._queue.at(end_s, Priority.STAGE_DONE, lambda: self._end(stage, step))
+        self._queue.at(end_s, Priority.STAGE_DONE, lambda: self._end_part(stage, step))
 
     def _arrive(self, stage: int, step: Step) -> None:
         self._stages[stage].waiting.append(step)
         self.poke(stage)
 
-    def _end(self, stage: int, step: Step) -> None:
-        self._stages[stage].running = False
-        if self._on_stage_end is not None:
-            self._on_stage_end(stage, step)
+    def _end_part(self, stage: int, step: Step) -> None:
+        here = self._stages[stage]
+        part, here.part = here.part, (here.part + 1) % step.num_parts
+        here.running = False
+        if here.part == 0:
+            here.waiting.popleft()
+        if self._on_part_end is not None:
+            self._on_part_end(stage, step, part)
+        if here.part == 0:
+            self._pass_on(stage, step)
+        self.poke(stage)
+
+    def _pass_on(self, stage: int, step: Step) -> None:
+        """Hand a step that a stage has computed to the next one; behind the last it is done."""
         if stage + 1 == len(self._stages):
             step.on_done(step)
-        else:
-            behind = self._stages[stage + 1]
-            delay_s = self._send(stage + 1, step.activation_bytes)
-            # One channel between two stages: nothing sent later arrives earlier.
-            behind.last_arrival_s = max(behind.last_arrival_s, self._queue.now_s() + delay_s)
-            self._queue.at(behind.last_arrival_s, Priority.ARRIVAL, lambda: self._arrive(stage + 1, step))
-        self.poke(stage)
+            return
+        behind = self._stages[stage + 1]
+        delay_s = self._send(stage + 1, step.activation_bytes)
+        # One channel between two stages: nothing sent later arrives earlier.
+        behind.last_arrival_s = max(behind.last_arrival_s, self._queue.now_s() + delay_s)
+        self._queue.at(behind.last_arrival_s, Priority.ARRIVAL, lambda: self._arrive(stage + 1, step))

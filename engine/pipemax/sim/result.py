@@ -20,6 +20,8 @@ class Usage:
     decode_gpu_s: float = 0.0
     """Seconds of that in steps without prompts."""
     all_reduce_gpu_s: float = 0.0
+    stalled_gpu_s: float = 0.0
+    """Seconds in which steps that had arrived waited for copies, summed over the GPUs."""
     decode_steps: int = 0
     decode_requests: int = 0
     """Summed over the decode steps."""
@@ -69,6 +71,8 @@ class SimulationResult:
     mean_decode_batch: float
     bubble_fraction: float
     """Share of GPU time in which nothing is computed, read or reduced."""
+    stall_fraction: float
+    """Share of GPU time in which a step that had arrived waited for its copies; a part of the bubbles."""
     decode_fraction: float
     """Share of GPU time busy with steps that have no prompts in them."""
     all_reduce_fraction: float
@@ -188,6 +192,7 @@ def summarize(
         steady_seconds=progress.steady_seconds,
         mean_decode_batch=sum(usage.decode_requests for usage in usages) / steps if steps else 0.0,
         bubble_fraction=1 - sum(usage.busy_gpu_s for usage in usages) / gpu_s,
+        stall_fraction=sum(usage.stalled_gpu_s for usage in usages) / gpu_s,
         decode_fraction=sum(usage.decode_gpu_s for usage in usages) / gpu_s,
         all_reduce_fraction=sum(usage.all_reduce_gpu_s for usage in usages) / gpu_s,
         h2d_fraction=links.busy_s(Direction.HOST_TO_GPU) / gpu_s,

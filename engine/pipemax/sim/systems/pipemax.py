@@ -1,9 +1,11 @@
 """PipeMax itself: ``pipemax.control`` decides every step, and this file carries the plans out on the simulated machine.
 
 A plan's copies begin on a stage when the step before it has left that stage (until then that step may still read the
-blocks that they overwrite), and a step waits on each stage for the copies of what it runs. A step counts as
-completed when its KV has reached the host. GPUs that share a stage each copy their part over their own link, and the
-stage has what it needs when the last one has.
+blocks that they overwrite), and a step waits on each stage for the copies of what it runs. In a wave, whose copies
+overwrite blocks that the plan's own step reads, those of a group of layers begin when that step has computed the group,
+and the next step waits for them before it computes the group. A step counts as completed when its KV has reached the
+host. GPUs that share a stage each copy their part over their own link, and the stage has what it needs when the last
+one has.
 """
 
 from collections import deque
@@ -17,7 +19,7 @@ from pipemax.control.decision_trace import TraceWriter
 from pipemax.domain.events import Event, StepCompleted, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId, StepPlan
 from pipemax.domain.specs import Parallelism
-from pipemax.domain.units import RequestId
+from pipemax.domain.units import RequestId, ceil_div
 from pipemax.sim.event_queue import Priority
 from pipemax.sim.links import Direction
 from pipemax.sim.machine import Machine, summarize_machines
@@ -33,18 +35,31 @@ STORED_TENSORS_PER_LAYER = 2
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Transfer:
-    """A plan's prefetch: one copy on every GPU."""
+    """A plan's prefetch."""
 
     step_id: StepId
     num_blocks: int
-    after: int
-    """Number of steps that must have left a stage before its copy begins there."""
-    gpus_left: list[int]
-    """By stage: its GPUs whose copy has not ended."""
-    queued_s: list[float]
-    """By stage."""
+    copies_left: int
+    """Those of all stages that have not ended."""
     stage_s: list[float]
-    """By stage: of its GPU that took longest."""
+    """By stage: the seconds of its copies so far."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Copy:
+    """One stage's part of a transfer, over all of its layers or over one of the groups of a wave."""
+
+    transfer: _Transfer
+    after: int
+    """Number of parts of steps that must have been computed on the stage before it begins."""
+    group: int
+    """The part of the next step that needs it: the first one needs what covers all layers."""
+    num_groups: int
+    """How many copies make up the transfer on this stage."""
+    gpus_left: int
+    queued_s: float = 0.0
+    seconds: float = 0.0
+    """Of the stage's GPU that took longest."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,7 +99,7 @@ class PipeMaxSystem:
             frees_windows=self._options.frees_windows,
             gate=self._may_start,
             on_stage_start=self._store,
-            on_stage_end=self._stage_ended,
+            on_part_end=self._part_computed,
         )
         self._progress = Progress(
             scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
@@ -97,8 +112,9 @@ class PipeMaxSystem:
         )
         self._events: list[Event] = [*self._tokens.admissions()]
         self._num_submitted = 0
-        self._passed = [0] * self._n  # steps that have left each stage
-        self._transfers = [deque[_Transfer]() for _ in range(self._n)]  # not yet ended, by stage
+        self._num_parts = config.wave_groups or 1
+        self._computed = [0] * self._n  # parts of steps, by stage
+        self._copies = [deque[_Copy]() for _ in range(self._n)]  # not yet ended, by stage
         self._last_copy_s = [0.0] * scenario.node.num_gpus
         self._flights: dict[int, _Flight] = {}  # by step number
         self._arriving: dict[RequestId, StepId] = {}  # the last plan that copies for a request
@@ -141,7 +157,7 @@ class PipeMaxSystem:
             plan = self._controller.plan_step(self._queue.now_s())
             if plan.is_empty:
                 # Liveness: with nothing in flight, no event would ever lead to another plan.
-                assert self._flights or any(self._transfers), plan.decision
+                assert self._flights or any(self._copies), plan.decision
                 return
             self._carry_out(plan)
 
@@ -152,7 +168,7 @@ class PipeMaxSystem:
         if num_blocks:
             for item in plan.prefetch:
                 self._arriving[item.request_id] = plan.step_id
-            self._prefetch(plan.step_id, num_blocks)
+            self._prefetch(plan.step_id, num_blocks, is_wave=bool(plan.overwrite))
         if plan.run:
             self._run(plan, num_blocks)
 
@@ -174,48 +190,60 @@ class PipeMaxSystem:
             started.work,
             lambda step: self._part_done(step.number),
             prefetched_tokens=num_blocks * self._machine.capacity.block_tokens,
+            num_parts=self._num_parts,
         )
         flight.stage_s += step.stage_s
 
     # Host → GPU.
 
-    def _prefetch(self, step_id: StepId, num_blocks: int) -> None:
+    def _prefetch(self, step_id: StepId, num_blocks: int, *, is_wave: bool) -> None:
+        num_groups = self._num_parts if is_wave else 1
         transfer = _Transfer(
             step_id=step_id,
             num_blocks=num_blocks,
-            after=self._num_submitted,
-            gpus_left=[self._options.tensor] * self._n,
-            queued_s=[0.0] * self._n,
+            copies_left=num_groups * self._n,
             stage_s=[0.0] * self._n,
         )
+        before = self._num_submitted * self._num_parts
         for stage in range(self._n):
-            self._transfers[stage].append(transfer)
-            if self._passed[stage] == transfer.after:
-                self._begin_copy(stage, transfer)
+            for group in range(num_groups):
+                copy = _Copy(
+                    transfer=transfer,
+                    after=before + (group + 1 if is_wave else 0),
+                    group=group,
+                    num_groups=num_groups,
+                    gpus_left=self._options.tensor,
+                )
+                self._copies[stage].append(copy)
+                if self._computed[stage] == copy.after:
+                    self._begin_copy(stage, copy)
 
-    def _begin_copy(self, stage: int, transfer: _Transfer) -> None:
-        transfer.queued_s[stage] = self._queue.now_s()
-        pieces = self.pieces_of_layers(self._machine.times.layers[stage])
+    def _begin_copy(self, stage: int, copy: _Copy) -> None:
+        copy.queued_s = self._queue.now_s()
+        num_blocks = copy.transfer.num_blocks
+        layers = ceil_div(self._machine.times.layers[stage], copy.num_groups)
         for gpu in self._machine.gpus_of(stage):
             self._links.copy(
                 gpu,
                 Direction.HOST_TO_GPU,
-                num_bytes=transfer.num_blocks * self._machine.block_bytes(stage),
-                num_pieces=transfer.num_blocks * pieces,
-                on_done=partial(self._copied, stage, gpu, transfer),
+                num_bytes=num_blocks * self._machine.block_bytes(stage) / copy.num_groups,
+                num_pieces=num_blocks * self.pieces_of_layers(layers),
+                on_done=partial(self._copied, stage, gpu, copy),
             )
 
-    def _copied(self, stage: int, gpu: int, transfer: _Transfer) -> None:
+    def _copied(self, stage: int, gpu: int, copy: _Copy) -> None:
         # The engine is first in, first out: a copy that waited began when the one before it ended.
-        seconds = self._queue.now_s() - max(transfer.queued_s[stage], self._last_copy_s[gpu])
+        seconds = self._queue.now_s() - max(copy.queued_s, self._last_copy_s[gpu])
         self._last_copy_s[gpu] = self._queue.now_s()
-        transfer.stage_s[stage] = max(transfer.stage_s[stage], seconds)
-        transfer.gpus_left[stage] -= 1
-        if transfer.gpus_left[stage]:
+        copy.seconds = max(copy.seconds, seconds)
+        copy.gpus_left -= 1
+        if copy.gpus_left:
             return
-        ended = self._transfers[stage].popleft()
-        assert ended is transfer, (ended.step_id, transfer.step_id)
-        if not any(transfer.gpus_left):
+        ended, transfer = self._copies[stage].popleft(), copy.transfer
+        assert ended is copy, (ended.transfer.step_id, ended.group, transfer.step_id, copy.group)
+        transfer.stage_s[stage] += copy.seconds
+        transfer.copies_left -= 1
+        if not transfer.copies_left:
             self._events.append(
                 TransferTimed(
                     step_id=transfer.step_id,
@@ -227,11 +255,15 @@ class PipeMaxSystem:
                 self._plan_soon()
         self._machine.pipeline.poke(stage)
 
-    def _may_start(self, stage: int, step: Step) -> bool:
-        """Return whether the copies that a step needs have ended on a stage."""
+    def _may_start(self, stage: int, step: Step, part: int) -> bool:
+        """Return whether the copies that a part of a step needs have ended on a stage."""
         must_have = self._flights[step.number].must_have
-        pending = self._transfers[stage]
-        return must_have is None or not pending or pending[0].step_id > must_have
+        pending = self._copies[stage]
+        return (
+            must_have is None
+            or not pending
+            or (pending[0].transfer.step_id, pending[0].group) > (must_have, part)
+        )
 
     # Stages.
 
@@ -247,11 +279,11 @@ class PipeMaxSystem:
                 on_done=partial(self._part_done, step.number),
             )
 
-    def _stage_ended(self, stage: int, step: Step) -> None:
-        self._passed[stage] = step.number + 1
-        for transfer in self._transfers[stage]:
-            if transfer.after == step.number + 1:
-                self._begin_copy(stage, transfer)
+    def _part_computed(self, stage: int, step: Step, part: int) -> None:
+        self._computed[stage] = step.number * self._num_parts + part + 1
+        for copy in self._copies[stage]:
+            if copy.after == self._computed[stage]:
+                self._begin_copy(stage, copy)
 
     def _part_done(self, number: int) -> None:
         """Count one part of a step as ended, and complete the step with the last.

@@ -8,6 +8,7 @@ from pipemax.control.controller_config import ControllerConfig, StageConfig, usu
 from pipemax.control.times.estimator import ProfileRow, fit_step_time
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import NodeSpec
+from pipemax.domain.units import ceil_div
 from pipemax.sim.machine import BLOCK_TOKENS, Machine
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs
@@ -66,7 +67,7 @@ def controller_config(
             machine.times,
             options,
             room_layers=machine.room_layers,
-            pieces_of_layers=pieces_of_layers,
+            pieces_of_layers=_pieces_of_waves(pieces_of_layers, options.controller.get("wave_groups")),
         ),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
@@ -78,6 +79,13 @@ def controller_config(
         max_resident_requests=65536,
     )
     return replace(config, **options.controller)
+
+
+def _pieces_of_waves(pieces_of_layers: Callable[[int], int], wave_groups: int | None) -> Callable[[int], int]:
+    """Return in how many pieces a block of so many layers is copied: in a wave, group of layers by group of layers."""
+    if wave_groups is None:
+        return pieces_of_layers
+    return lambda num_layers: wave_groups * pieces_of_layers(ceil_div(num_layers, wave_groups))
 
 
 def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
