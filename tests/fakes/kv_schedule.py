@@ -31,6 +31,8 @@ class KvSequence:
     num_prefetched: int = 0
     """Blocks that were asked for, of one that comes back in parts."""
     is_prefetching: bool = False
+    is_leaving: bool = False
+    """Overwritten by the last step's wave: only what that step wrote is still there."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,22 @@ class Step:
 
 
 class RandomSchedule:
-    """``writes_through``: partly filled blocks are stored token by token, else saved when their owner is evicted."""
+    """``writes_through``: partly filled blocks are stored token by token, else saved when their owner is evicted.
+
+    ``has_waves``: some steps compute in groups of layers, and most of those overwrite what they have computed.
+    """
 
     def __init__(
-        self, rng: random.Random, *, gpu_blocks: int, host_blocks: int, writes_through: bool
+        self,
+        rng: random.Random,
+        *,
+        gpu_blocks: int,
+        host_blocks: int,
+        writes_through: bool,
+        has_waves: bool = False,
     ) -> None:
         self._rng = rng
+        self._has_waves = has_waves
         self._writes_through = writes_through
         self._reuses_at_once = rng.random() < 0.5
         self._free_gpu = [GpuBlockId(block) for block in range(gpu_blocks)]
@@ -71,15 +83,17 @@ class RandomSchedule:
         self._step = -1
         self._abandons_prefetches = False
         self.num_evicted = self.num_prefetched = self.num_aborted_prefetching = 0
-        self.num_prefetched_in_parts = self.num_abandoned = 0
+        self.num_prefetched_in_parts = self.num_abandoned = self.num_overwritten = 0
+        self.num_prefetched_by_waves = 0
 
     def next_step(self) -> Step:
         self._step += 1
         self._abandons_prefetches = False
         self._end_some()
-        saves = self._evict_some()
+        saves = self._free_what_waves_left() + self._evict_some()
         prefetches, later_prefetches = self._prefetch_some()
         runs, overwrites, stores, token_stores = [], [], [], []
+        victims: list[tuple[KvSequence, int]] = []
         running = [s for s in self._sequences if self._can_run(s)]
         running = [s for s in running if self._rng.random() < 0.6] + self._admit_some()
         for sequence in running:
@@ -89,6 +103,9 @@ class RandomSchedule:
                     self._end(sequence)
                 continue
             first, end = sequence.num_tokens, sequence.num_tokens + num_new
+            num_whole = first // BLOCK_TOKENS
+            if num_whole and sequence.saved_tokens >= num_whole * BLOCK_TOKENS:
+                victims.append((sequence, num_whole))
             self._owners[sequence.id] += [sequence.id] * num_new
             runs.append(
                 Run(sequence.id, tuple(sequence.gpu_blocks), first, end, tuple(self._owners[sequence.id]))
@@ -98,12 +115,14 @@ class RandomSchedule:
             blocks, tokens = self._replicate(sequence)
             stores += blocks
             token_stores += tokens
+        in_groups = self._has_waves and self._rng.random() < 0.8
+        wave = self._overwrite_some(victims) if in_groups else []
         fence = self._fences.plan_step(
             overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
         )
         prefetch_fence = self._prefetch_fences.plan_step(
             saves=saves,
-            prefetches=[*prefetches, *later_prefetches],
+            prefetches=[*prefetches, *later_prefetches, *wave],
             stores=stores,
             token_stores=token_stores,
         )
@@ -111,6 +130,8 @@ class RandomSchedule:
             saves=tuple(saves),
             prefetches=tuple(prefetches),
             later_prefetches=tuple(later_prefetches),
+            wave_prefetches=tuple(wave),
+            in_groups=in_groups,
             abandons_prefetches=self._abandons_prefetches,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
@@ -173,6 +194,35 @@ class RandomSchedule:
             sequence.gpu_blocks = []
             sequence.is_resident = False
             self.num_evicted += 1
+        return saves
+
+    def _overwrite_some(self, victims: list[tuple[KvSequence, int]]) -> list[BlockPrefetch]:
+        """Evict running sequences but for the blocks that this step writes to; prefetch others in their place."""
+        for sequence, num_whole in victims:
+            if self._rng.random() < 0.5:
+                self._release(sequence.gpu_blocks[:num_whole])
+                sequence.gpu_blocks = sequence.gpu_blocks[num_whole:]
+                sequence.is_resident, sequence.is_leaving = False, True
+                self.num_overwritten += 1
+        prefetches = []
+        for sequence in self._sequences:
+            is_parked = not (sequence.is_resident or sequence.is_prefetching or sequence.is_leaving)
+            if is_parked and (blocks := self._take_gpu(len(sequence.host_blocks))) is not None:
+                sequence.gpu_blocks, sequence.is_resident = blocks, True
+                sequence.ready_step = self._step + 1
+                self.num_prefetched_by_waves += 1
+                prefetches += map(BlockPrefetch, sequence.host_blocks, blocks)
+        return prefetches
+
+    def _free_what_waves_left(self) -> list[BlockStore]:
+        saves = []
+        for sequence in self._sequences:
+            if sequence.is_leaving:
+                if sequence.saved_tokens < sequence.num_tokens:
+                    saves.append(BlockStore(source=sequence.gpu_blocks[-1], target=sequence.host_blocks[-1]))
+                    sequence.saved_tokens = sequence.num_tokens
+                self._release(sequence.gpu_blocks)
+                sequence.gpu_blocks, sequence.is_leaving = [], False
         return saves
 
     def _prefetch_some(self) -> tuple[list[BlockPrefetch], list[BlockPrefetch]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE
 from pipemax.transfer.commands import TokenStore
 from pipemax.transfer.cuda.device import CopyDevice, Fence, KernelCall, Lane, Pool, Span
 from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
@@ -13,6 +14,8 @@ from tests.fakes.kv_schedule import BLOCK_TOKENS, RandomSchedule, Run, Step
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 
 TINY = compact_layout(num_layers=1, num_kv_heads=1, block_tokens=BLOCK_TOKENS, content_bytes=4)
+GROUPED = compact_layout(num_layers=3, num_kv_heads=1, block_tokens=BLOCK_TOKENS, content_bytes=4)
+"""For waves of two groups: a layer, and two layers."""
 GPU_BLOCKS, HOST_BLOCKS = 24, 40
 
 
@@ -29,7 +32,8 @@ class KvModel:
         self._kv = gpu_rows.view(torch.int32).view(shape)
         self.num_wrong = torch.zeros((), dtype=torch.int64, device=gpu_rows.device)
 
-    def step(self, run: Run) -> FakeKernel:
+    def step(self, run: Run, layers: slice = slice(None)) -> FakeKernel:
+        """Compute some of the layers."""
         tokens = range(run.end_token)
         values = [owner * 1000 + token + 1 for owner, token in zip(run.owners, tokens, strict=True)]
         blocks = [run.gpu_blocks[token // BLOCK_TOKENS] for token in tokens]
@@ -39,13 +43,14 @@ class KvModel:
         def compute() -> None:
             at, slot, value = (self._to_device(numbers) for numbers in (blocks, slots, values))
             value = value.int().view(-1, 1, 1, 1)
-            self.num_wrong += (self._kv[at[:first], :, :, slot[:first]] != value[:first]).sum()
-            self._kv[at[first:], :, :, slot[first:]] = value[first:]
+            kv = self._kv[:, layers]
+            self.num_wrong += (kv[at[:first], :, :, slot[:first]] != value[:first]).sum()
+            kv[at[first:], :, :, slot[first:]] = value[first:]
 
         places = list(zip(blocks, slots, strict=True))
         return FakeKernel(
-            token_spans(Pool.GPU, self._layout, places[:first]),
-            token_spans(Pool.GPU, self._layout, places[first:]),
+            token_spans(Pool.GPU, self._layout, places[:first], layers),
+            token_spans(Pool.GPU, self._layout, places[first:], layers),
             compute,
         )
 
@@ -68,16 +73,27 @@ class KvStage:
         layout: BlockLayout,
         make_token_store: MakeTokenStore | None,
         writes_through: bool,
+        num_groups: int = 0,
         go_on: Callable[[], None] = lambda: None,
     ) -> None:
+        """``num_groups``: of layers, in which steps with waves compute; 0 without waves."""
         self.device = device
         self.model = model
         self.schedule = RandomSchedule(
-            rng, gpu_blocks=GPU_BLOCKS, host_blocks=HOST_BLOCKS, writes_through=writes_through
+            rng,
+            gpu_blocks=GPU_BLOCKS,
+            host_blocks=HOST_BLOCKS,
+            writes_through=writes_through,
+            has_waves=num_groups > 0,
         )
+        self._groups = layout.group_spans(num_groups) if num_groups else ()
         self.transfers = CudaTransfers(
-            device, block_bytes=layout.block_bytes, make_token_store=make_token_store
+            device,
+            block_bytes=layout.block_bytes,
+            make_token_store=make_token_store,
+            groups=self._groups,
         )
+        self._layer_bytes = layout.layer_stride_bytes
         self._go_on = go_on
 
     def run(self, num_steps: int) -> None:
@@ -89,11 +105,27 @@ class KvStage:
         self._go_on()
         self.transfers.start_prefetches(step.copies)
         self._go_on()
-        for run in step.runs:
-            self.device.launch(Lane.COMPUTE, self.model.step(run))
-            self._go_on()
+        if step.copies.in_groups:
+            for group in range(len(self._groups)):
+                self._run_group(step, group)
+        else:
+            self._launch(step.runs)
         self.transfers.end_step(step.copies)
         self._go_on()
+
+    def _run_group(self, step: Step, group: int) -> None:
+        first_byte, num_bytes = self._groups[group]
+        first, size = first_byte // self._layer_bytes, -(-num_bytes // self._layer_bytes)
+        self.transfers.begin_group(group)
+        self._go_on()
+        self._launch(step.runs, slice(first, first + size))
+        self.transfers.end_group(step.copies, group)
+        self._go_on()
+
+    def _launch(self, runs: Sequence[Run], layers: slice = slice(None)) -> None:
+        for run in runs:
+            self.device.launch(Lane.COMPUTE, self.model.step(run, layers))
+            self._go_on()
 
     @property
     def num_wrong(self) -> int:
@@ -112,19 +144,24 @@ class RecordedStage(KvStage):
         *,
         dropped: Fence | None = None,
         writes_through: bool | None = None,
+        has_waves: bool = False,
     ) -> None:
         self._rng = rng = random.Random(seed)
-        block_bytes = TINY.block_bytes
+        layout = GROUPED if has_waves else TINY
+        block_bytes = layout.block_bytes
         device = RecordingDevice(
             gpu_blocks=GPU_BLOCKS, host_blocks=HOST_BLOCKS, block_bytes=block_bytes, dropped=dropped
         )
+        for pool in Pool:
+            device.memory[pool][:] = NAN_BYTE
         super().__init__(
             rng,
             device,
-            KvModel(torch.from_numpy(device.memory[Pool.GPU]).view(-1, block_bytes), TINY),
-            layout=TINY,
-            make_token_store=fake_token_store(device, TINY),
+            KvModel(torch.from_numpy(device.memory[Pool.GPU]).view(-1, block_bytes), layout),
+            layout=layout,
+            make_token_store=fake_token_store(device, layout),
             writes_through=rng.random() < 0.5 if writes_through is None else writes_through,
+            num_groups=2 if has_waves else 0,
             go_on=self._go_on_at_random,
         )
 
@@ -153,8 +190,10 @@ def fake_token_store(device: RecordingDevice, layout: BlockLayout) -> MakeTokenS
     return make
 
 
-def token_spans(pool: Pool, layout: BlockLayout, places: Sequence[tuple[int, int]]) -> list[Span]:
-    """The bytes of tokens at (block, slot): a run for each layer and head."""
+def token_spans(
+    pool: Pool, layout: BlockLayout, places: Sequence[tuple[int, int]], layers: slice = slice(None)
+) -> list[Span]:
+    """The bytes of tokens at (block, slot): a run for each of the layers and for each head."""
     return [
         Span(
             pool,
@@ -165,6 +204,6 @@ def token_spans(pool: Pool, layout: BlockLayout, places: Sequence[tuple[int, int
             layout.content_bytes,
         )
         for block, slot in places
-        for layer in range(layout.num_layers)
+        for layer in range(layout.num_layers)[layers]
         for head in range(layout.num_kv_heads)
     ]

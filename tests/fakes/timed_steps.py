@@ -6,6 +6,7 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, PrefetchTiming, StepCopies
 from pipemax.transfer.cuda.device import Copy, Fence, Lane, Pool, Span
 from pipemax.transfer.cuda.transfers import CudaTransfers
+from pipemax.transfer.layout import LayerSpan
 from tests.fakes.timed_device import Costs, Stream, TimedDevice, TimedEvent, TimedKernel, Work
 
 
@@ -16,6 +17,8 @@ class TimedStep:
     compute_s: float
     prefetches: int = 0
     later_prefetches: int = 0
+    wave: int = 0
+    """Blocks that the step overwrites behind its computation; only where it computes in groups."""
     saves: int = 0
     stores: int = 0
     store_fence: int | None = None
@@ -31,6 +34,11 @@ class RanStep:
 
     inputs: list[Work]
     compute: Work
+    """Of a step in groups, the last group's."""
+    groups: list[Work]
+    """What it computes: one piece of work, or one for each group of layers."""
+    waves: list[Work]
+    """By group."""
     prefetches: list[Work]
     later_prefetches: list[Work]
     saves: list[Work]
@@ -39,18 +47,29 @@ class RanStep:
 
 
 class TimedSteps:
-    """``steps_ahead``: a step is submitted as soon as the device has computed all but so many of those before it."""
+    """``steps_ahead``: a step is submitted as soon as the device has computed all but so many of those before it.
+
+    ``num_groups``: of layers, in which all steps compute; 0 for steps without groups.
+    """
 
     def __init__(
-        self, *, block_bytes: int, steps_ahead: int, costs: Costs | None = None, dropped: Fence | None = None
+        self,
+        *,
+        block_bytes: int,
+        steps_ahead: int,
+        costs: Costs | None = None,
+        dropped: Fence | None = None,
+        num_groups: int = 0,
     ) -> None:
         self.device = TimedDevice(costs or Costs(), dropped)
-        self._transfers = CudaTransfers(self.device, block_bytes=block_bytes)
+        size = block_bytes // max(1, num_groups)
+        self._groups = [LayerSpan(group * size, size) for group in range(num_groups)]
+        self._transfers = CudaTransfers(self.device, block_bytes=block_bytes, groups=self._groups)
         self._block_bytes = block_bytes
         self._steps_ahead = steps_ahead
         self._next_block = 0
         self._inputs: dict[int, list[Work]] = {}
-        self._kernels: list[Work] = []
+        self._kernels: list[list[Work]] = []
         self._computed: list[TimedEvent] = []
         self._sent = TimedEvent()
         self.prefetch_timings: list[PrefetchTiming] = []
@@ -71,6 +90,8 @@ class TimedSteps:
         copies = StepCopies(
             prefetches=self._prefetches(step.prefetches),
             later_prefetches=self._prefetches(step.later_prefetches),
+            wave_prefetches=self._prefetches(step.wave),
+            in_groups=bool(self._groups),
             saves=self._stores(step.saves),
             stores=self._stores(step.stores),
             store_fence=step.store_fence,
@@ -84,12 +105,23 @@ class TimedSteps:
             self._inputs[index] = [self.device.ran[Lane.COMPUTE][-1]]
         self._transfers.start_prefetches(copies)
         self.device.host_works(host_s)
-        self.device.launch(Lane.COMPUTE, TimedKernel(seconds=step.compute_s))
-        self._kernels.append(self.device.ran[Lane.COMPUTE][-1])
+        self._kernels.append(self._compute(step, copies))
         self._computed.append(self.device.record(Lane.COMPUTE))
         self._transfers.end_step(copies)
         self._sent = self.device.send(step.sent_bytes, after=self._computed[-1])
         return copies
+
+    def _compute(self, step: TimedStep, copies: StepCopies) -> list[Work]:
+        kernels = []
+        for group in range(max(1, len(self._groups))):
+            if self._groups:
+                self._transfers.begin_group(group)
+            seconds = step.compute_s / max(1, len(self._groups))
+            self.device.launch(Lane.COMPUTE, TimedKernel(seconds=seconds))
+            kernels.append(self.device.ran[Lane.COMPUTE][-1])
+            if self._groups:
+                self._transfers.end_group(copies, group)
+        return kernels
 
     def _prefetches(self, count: int) -> tuple[BlockPrefetch, ...]:
         return tuple(BlockPrefetch(HostBlockId(b), GpuBlockId(b)) for b in self._take(count))
@@ -107,13 +139,19 @@ class TimedSteps:
         prefetched, stored = self.device.ran[Lane.PREFETCH], self.device.ran[Lane.STORE]
         return RanStep(
             inputs=self._inputs.get(index, []),
-            compute=self._kernels[index],
+            compute=self._kernels[index][-1],
+            groups=self._kernels[index],
+            waves=[work for span in self._groups for work in self._part(prefetched, copies, span)],
             prefetches=self._of(prefetched, copies.prefetches),
             later_prefetches=self._of(prefetched, copies.later_prefetches),
             saves=self._of(stored, copies.saves),
             stores=self._of(stored, copies.stores),
             send=self.device.ran[Stream.SEND][index],
         )
+
+    def _part(self, works: list[Work], copies: StepCopies, span: LayerSpan) -> list[Work]:
+        first_bytes = {copy.source * self._block_bytes + span.first_byte for copy in copies.wave_prefetches}
+        return [work for work in works if first_bytes.intersection(work.blocks)]
 
     def _of(
         self, works: list[Work], copies: tuple[BlockPrefetch, ...] | tuple[BlockStore, ...]

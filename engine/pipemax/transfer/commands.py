@@ -91,6 +91,12 @@ class StepCopies:
     later_prefetches: Sequence[BlockPrefetch] = ()
     """Made while it computes, behind ``prefetches``: parts of longer prefetches, read by the next step but one at the
     earliest."""
+    wave_prefetches: Sequence[BlockPrefetch] = ()
+    """Made behind its computation, group of layers by group of layers: prefetches that the next step may read, into
+    blocks that this step reads and does not write to. Only of a step that computes in groups."""
+    in_groups: bool = False
+    """Whether it computes group of layers by group of layers, and tells so. It then waits for each group's copies of
+    earlier waves when it begins that group; any other step waits for all of them when it begins."""
     abandons_prefetches: bool = False
     """A request that was prefetched in part has ended or left. Others may use its blocks from this step on, so the step
     must wait for all earlier prefetches."""
@@ -103,10 +109,12 @@ class StepCopies:
     itself, None is no step. This step must wait for all stores up to that one."""
     prefetch_fence: int | None = 0
     """How many steps ago stores or saves last used a block, of either pool, that this step's prefetches touch; 0 is
-    this step's saves, None is no step. The prefetches must wait for all stores up to that step."""
+    this step's saves, None is no step. The prefetches, those of a wave among them, must wait for all stores up to that
+    step."""
 
     @property
     def num_prefetches(self) -> int:
+        """The number of prefetches that start with the step's computation, not behind it."""
         return len(self.prefetches) + len(self.later_prefetches)
 
 

@@ -15,6 +15,8 @@ part differently (they transpose the keys): there only whole blocks may move, ne
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +33,13 @@ KV_DTYPES = (
     torch.float8_e5m2,
     torch.uint8,  # how vLLM stores fp8
 )
+
+
+class LayerSpan(NamedTuple):
+    """The bytes ``[first_byte, first_byte + num_bytes)`` of a block: some of its layers, without the last one's pad."""
+
+    first_byte: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,19 @@ class BlockLayout:
 
     def pool_shape(self, num_blocks: int) -> tuple[int, int]:
         return (num_blocks, self.block_bytes)
+
+    def group_spans(self, num_groups: int) -> tuple["LayerSpan", ...]:
+        """Divide the layers into groups that differ by one layer at most; ``ValueError`` if one would have none."""
+        if not 1 <= num_groups <= self.num_layers:
+            raise ValueError(f"{self.num_layers} layers cannot make {num_groups} groups")
+        ends = [self.num_layers * (group + 1) // num_groups for group in range(num_groups)]
+        return tuple(
+            LayerSpan(
+                first * self.layer_stride_bytes,
+                (end - first - 1) * self.layer_stride_bytes + self.layer_bytes,
+            )
+            for first, end in pairwise([0, *ends])
+        )
 
     @property
     def _end_of_last_layer(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipemax.transfer.cuda.device import Copy, Lane, Pool, Span
+from pipemax.transfer.layout import LayerSpan
 
 Int64s = NDArray[np.int64]
 
@@ -39,15 +40,29 @@ def copy_runs(pairs: Sequence[tuple[int, int]], *, lane: Lane, block_bytes: int)
 
     ``pairs``: (source block, target block), the targets distinct. The copies are ordered by source.
     """
-    blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    blocks = blocks[np.argsort(blocks[:, 0], kind="stable")]
+    blocks = _by_source(pairs)
     is_adjacent = (np.diff(blocks, axis=0) == 1).all(axis=1)
     begins = np.flatnonzero(np.r_[True, ~is_adjacent][: len(blocks)])
+    sizes = np.diff(begins, append=len(blocks)) * block_bytes
+    return _runs(blocks[begins] * block_bytes, sizes, lane)
+
+
+def part_copies(
+    pairs: Sequence[tuple[int, int]], part: LayerSpan, *, lane: Lane, block_bytes: int
+) -> CopyRuns:
+    """Copy the same part of each block, for the rest as in ``copy_runs``; parts of neighbours are no neighbours."""
+    firsts = _by_source(pairs) * block_bytes + part.first_byte
+    return _runs(firsts, np.full(len(firsts), part.num_bytes, dtype=np.int64), lane)
+
+
+def _by_source(pairs: Sequence[tuple[int, int]]) -> Int64s:
+    blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return blocks[np.argsort(blocks[:, 0], kind="stable")]
+
+
+def _runs(firsts: Int64s, sizes: Int64s, lane: Lane) -> CopyRuns:
+    """``firsts``: (source byte, target byte) of each copy."""
     source, target = (Pool.HOST, Pool.GPU) if lane is Lane.PREFETCH else (Pool.GPU, Pool.HOST)
     return CopyRuns(
-        source=source,
-        target=target,
-        source_bytes=blocks[begins, 0] * block_bytes,
-        target_bytes=blocks[begins, 1] * block_bytes,
-        sizes=np.diff(begins, append=len(blocks)) * block_bytes,
+        source=source, target=target, source_bytes=firsts[:, 0], target_bytes=firsts[:, 1], sizes=sizes
     )

@@ -40,6 +40,10 @@ class Fence(Enum):
     """A step overwrites blocks that were freed while a store still reads them."""
     PREFETCH_AFTER_COMPUTE = auto()
     """A prefetch overwrites blocks that earlier steps' kernels still use."""
+    GROUP_AFTER_WAVE = auto()
+    """A group of layers reads, or overwrites, blocks that an earlier step's wave writes there."""
+    WAVE_AFTER_GROUP = auto()
+    """A wave overwrites, in a group of layers, blocks that its own step reads there."""
     PREFETCH_AFTER_STORE = auto()
     """A prefetch reads host blocks that a store still writes, or overwrites blocks that a store still reads."""
     STORE_AFTER_COMPUTE = auto()

@@ -8,6 +8,14 @@
 A GPU has one copy engine for each direction. Inputs of t that came to it behind t's prefetches would wait for all of
 them, and t with them. So prefetches wait for what is on the compute lane when they start: earlier steps and inputs.
 
+A step that computes in groups of layers may also overwrite, behind its computation, blocks that it reads itself:
+
+    step t    begin_group 0                end_group 0   begin_group 1                end_group 1
+    compute   | wait for 0 of t − 1 | kernels of group 0 | wait for 1 of t − 1 | kernels of group 1 | …
+    prefetch                                             | copies into group 0 of t | copies into group 1 of t | …
+
+A wave's copies into a group have a step's time less one group's to be there: t + 1 waits for them when it begins it.
+
 Everything is submitted at once, behind its fences, however many steps the host is ahead of the device: the device's
 own progress paces the copies, and the order of submission on the prefetch lane is that of the deadlines. The paper's
 priority queues (§3.4.2, "Demand-Priority Transfer Orchestration") hold KV copies back around sends instead; a host that
@@ -37,8 +45,9 @@ from pipemax.transfer.commands import (
     StepWait,
     TokenStore,
 )
-from pipemax.transfer.cuda.copy_runs import copy_runs
+from pipemax.transfer.cuda.copy_runs import copy_runs, part_copies
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
+from pipemax.transfer.layout import LayerSpan
 
 log = logging.getLogger(__name__)
 
@@ -68,26 +77,36 @@ class _Prefetch(NamedTuple):
 
 
 class _TimedPrefetches(NamedTuple):
-    """All prefetches of one step."""
+    """The prefetches of one step that start with it, or those of its wave."""
 
     step_id: StepId | None
     num_blocks: int
     num_timed: int
-    """Blocks copied between the two events."""
-    begin: DeviceEvent
-    end: DeviceEvent
+    """Blocks copied within the times."""
+    times: list[tuple[DeviceEvent, DeviceEvent]]
+    """Begin and end; of a wave, those of each group."""
 
 
 class CudaTransfers:
     """Implements ``StepTransfers``."""
 
     def __init__(
-        self, device: CopyDevice, *, block_bytes: int, make_token_store: MakeTokenStore | None = None
+        self,
+        device: CopyDevice,
+        *,
+        block_bytes: int,
+        make_token_store: MakeTokenStore | None = None,
+        groups: Sequence[LayerSpan] = (),
     ) -> None:
-        """Prepare for the first step; without ``make_token_store``, of steps that store whole blocks only."""
+        """Prepare for the first step; without ``make_token_store``, of steps that store whole blocks only.
+
+        ``groups``: the groups of layers of a block in the order in which steps compute them; without them there are no
+        waves.
+        """
         self.device = device
         self._block_bytes = block_bytes
         self._make_token_store = make_token_store
+        self._groups = groups
         self._step = -1
         self._is_in_step = False
         self._has_unstarted = False
@@ -95,6 +114,10 @@ class CudaTransfers:
         self._store_marks: deque[_StoreMark] = deque()  # that no computation has waited for
         self._prefetch_marks: deque[_StoreMark] = deque()  # the same, that no prefetch has waited for
         self._prefetching: deque[_TimedPrefetches] = deque()
+        self._next_group: int | None = None  # of the step, if it computes in groups
+        # By group, of the last wave there, which no computation has waited for.
+        self._wave_ends: dict[int, DeviceEvent] = {}
+        self._wave: _TimedPrefetches | None = None  # of the step
         self._stalls: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
         self._loaded_bytes = self._stored_bytes = 0
 
@@ -107,7 +130,11 @@ class CudaTransfers:
         self._is_in_step = True
         self._has_unstarted = copies.num_prefetches > 0
         self._step += 1
+        self._next_group = 0 if copies.in_groups else None
+        self._wave = None
         self._wait_for_prefetches(are_all_needed=copies.abandons_prefetches)
+        if not copies.in_groups:
+            self._wait_for_waves()
         if copies.saves:
             # Behind the kernels of all earlier steps, and what this one needs of their prefetches.
             self.device.wait(Lane.STORE, self.device.record(Lane.COMPUTE), Fence.SAVE_AFTER_COMPUTE)
@@ -125,9 +152,42 @@ class CudaTransfers:
         if copies.num_prefetches:
             self._prefetch(copies)
 
+    def begin_group(self, group: int) -> None:
+        """Begin a group of layers of a step that computes in groups, before its kernels are enqueued.
+
+        The groups come in their order, each ended before the next one begins.
+        """
+        assert group == self._next_group, (group, self._next_group)
+        if (copied := self._wave_ends.pop(group, None)) is not None:
+            self._stall(copied, Fence.GROUP_AFTER_WAVE)
+
+    def end_group(self, copies: StepCopies, group: int) -> None:
+        """Start the wave's copies into a group of layers, whose kernels are enqueued."""
+        assert group == self._next_group, (group, self._next_group)
+        self._next_group = group + 1
+        if not copies.wave_prefetches:
+            return
+        self.device.wait(Lane.PREFETCH, self.device.record(Lane.COMPUTE), Fence.WAVE_AFTER_GROUP)
+        self._let_prefetches_wait_for_stores(copies)
+        begin = self.device.record(Lane.PREFETCH)
+        span = self._groups[group]
+        self.device.copy(
+            Lane.PREFETCH,
+            part_copies(copies.wave_prefetches, span, lane=Lane.PREFETCH, block_bytes=self._block_bytes),
+        )
+        end = self._wave_ends[group] = self.device.record(Lane.PREFETCH)
+        num_blocks = len(copies.wave_prefetches)
+        self._loaded_bytes += num_blocks * span.num_bytes
+        if self._wave is None:
+            self._wave = _TimedPrefetches(copies.step_id, num_blocks, num_blocks, [])
+            self._prefetching.append(self._wave)
+        self._wave.times.append((begin, end))
+
     def end_step(self, copies: StepCopies) -> None:
         assert self._is_in_step, "no step has begun"
         assert not self._has_unstarted, "the step's prefetches were not started"
+        assert self._next_group in (None, len(self._groups)), f"the step ends in group {self._next_group}"
+        assert copies.in_groups or not copies.wave_prefetches, "a wave follows a step that computes in groups"
         self._is_in_step = False
         if not copies.stores and not copies.token_stores:
             return
@@ -177,6 +237,12 @@ class CudaTransfers:
         if last is not None:
             self._stall(last, Fence.COMPUTE_AFTER_PREFETCH)
 
+    def _wait_for_waves(self) -> None:
+        """Have computation wait for the copies of all waves: the last event covers the earlier ones on the lane."""
+        if self._wave_ends:
+            self._stall([*self._wave_ends.values()][-1], Fence.GROUP_AFTER_WAVE)
+            self._wave_ends.clear()
+
     def _stall(self, event: DeviceEvent, reason: Fence) -> None:
         """Have computation wait, and time only that: between two marks further apart a late host's work would count."""
         before = self.device.record(Lane.COMPUTE)
@@ -186,10 +252,7 @@ class CudaTransfers:
     def _prefetch(self, copies: StepCopies) -> None:
         ready = self.device.record(Lane.COMPUTE)
         self.device.wait(Lane.PREFETCH, ready, Fence.PREFETCH_AFTER_COMPUTE)
-        if copies.prefetch_fence is not None:
-            through_step = self._step - copies.prefetch_fence
-            if (stored := _last_store(self._prefetch_marks, through_step)) is not None:
-                self.device.wait(Lane.PREFETCH, stored, Fence.PREFETCH_AFTER_STORE)
+        self._let_prefetches_wait_for_stores(copies)
         # The lane copies the first blocks while the host submits the others, so that the time of those is the link's.
         num_first = len(copies.prefetches) // _FIRST_SHARE
         self._submit_prefetches(copies.prefetches[:num_first], needed_by=self._step + 1)
@@ -199,8 +262,14 @@ class CudaTransfers:
         end = self._prefetches[-1].end
         num_timed = copies.num_prefetches - num_first
         self._prefetching.append(
-            _TimedPrefetches(copies.step_id, copies.num_prefetches, num_timed, begin, end)
+            _TimedPrefetches(copies.step_id, copies.num_prefetches, num_timed, [(begin, end)])
         )
+
+    def _let_prefetches_wait_for_stores(self, copies: StepCopies) -> None:
+        if copies.prefetch_fence is not None:
+            through_step = self._step - copies.prefetch_fence
+            if (stored := _last_store(self._prefetch_marks, through_step)) is not None:
+                self.device.wait(Lane.PREFETCH, stored, Fence.PREFETCH_AFTER_STORE)
 
     def _submit_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> None:
         if not prefetches:
@@ -220,11 +289,15 @@ class CudaTransfers:
 
     def _take_prefetch_timings(self) -> list[PrefetchTiming]:
         timings: list[PrefetchTiming] = []
-        while self._prefetching and self.device.is_done(self._prefetching[0].end):
-            step_id, num_blocks, num_timed, begin, end = self._prefetching.popleft()
-            seconds = self.device.elapsed_s(begin, end) * num_blocks / num_timed
+        while self._prefetching and self._is_over(self._prefetching[0]):
+            step_id, num_blocks, num_timed, times = self._prefetching.popleft()
+            seconds = sum(self.device.elapsed_s(*time) for time in times) * num_blocks / num_timed
             timings.append(PrefetchTiming(step_id=step_id, num_blocks=num_blocks, seconds=seconds))
         return timings
+
+    def _is_over(self, prefetches: _TimedPrefetches) -> bool:
+        is_submitted = prefetches is not self._wave or self._next_group == len(self._groups)
+        return is_submitted and self.device.is_done(prefetches.times[-1][1])
 
 
 def _last_store(marks: deque[_StoreMark], through_step: int) -> DeviceEvent | None:

@@ -18,18 +18,24 @@ from tests.fakes.recording_device import FakeKernel, RecordingDevice
 NUM_STEPS = 40
 
 
-@given(seed=st.integers(0, 2**32 - 1), writes_through=st.booleans())
-def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool) -> None:
-    stage = RecordedStage(seed, writes_through=writes_through)
+WAVE_FENCES = {Fence.GROUP_AFTER_WAVE, Fence.WAVE_AFTER_GROUP}
+
+
+@given(seed=st.integers(0, 2**32 - 1), writes_through=st.booleans(), has_waves=st.booleans())
+def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool, has_waves: bool) -> None:
+    stage = RecordedStage(seed, writes_through=writes_through, has_waves=has_waves)
     stage.run(NUM_STEPS)
     assert stage.device.races == []
     assert stage.num_wrong == 0
 
 
-@pytest.mark.parametrize("fence", Fence)
-def test_leaving_out_any_one_fence_leaves_a_race(fence: Fence) -> None:
+@pytest.mark.parametrize(
+    ("fence", "has_waves"),
+    [(fence, False) for fence in Fence if fence not in WAVE_FENCES] + [(fence, True) for fence in Fence],
+)
+def test_leaving_out_any_one_fence_leaves_a_race(fence: Fence, has_waves: bool) -> None:
     def has_race(seed: int) -> bool:
-        stage = RecordedStage(seed, dropped=fence)
+        stage = RecordedStage(seed, dropped=fence, has_waves=has_waves)
         stage.run(NUM_STEPS)
         return bool(stage.device.races)
 
@@ -37,15 +43,18 @@ def test_leaving_out_any_one_fence_leaves_a_race(fence: Fence) -> None:
 
 
 @pytest.mark.parametrize("writes_through", [False, True])
-def test_the_schedules_hold_what_is_dangerous(writes_through: bool) -> None:
-    stage = RecordedStage(1, writes_through=writes_through)
+@pytest.mark.parametrize("has_waves", [False, True])
+def test_the_schedules_hold_what_is_dangerous(writes_through: bool, has_waves: bool) -> None:
+    stage = RecordedStage(1, writes_through=writes_through, has_waves=has_waves)
     stage.run(300)
     assert stage.schedule.num_evicted > 50
     assert stage.schedule.num_prefetched > 50
     assert stage.schedule.num_aborted_prefetching > 5
     assert stage.schedule.num_prefetched_in_parts > 20
     assert stage.schedule.num_abandoned > 10
+    assert (stage.schedule.num_overwritten > 50) is (stage.schedule.num_prefetched_by_waves > 20) is has_waves
     never = {Fence.SAVE_AFTER_COMPUTE} if writes_through else set()  # nothing is left to save
+    never |= set() if has_waves else WAVE_FENCES
     assert {fence for _, fence in stage.device.waits} == set(Fence) - never
 
 
