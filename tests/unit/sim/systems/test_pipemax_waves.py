@@ -103,9 +103,15 @@ def test_a_batch_gives_up_room_only_once_it_has_run(num_stages: int) -> None:
     assert active > 1.05 * steady_means(result_of(run(num_stages, waves=False)))[0]
 
 
-@pytest.mark.parametrize(("num_stages", "mixed"), [(2, False), (2, True), (4, False)])
-def test_copies_follow_the_computation_and_the_next_step_follows_them(num_stages: int, mixed: bool) -> None:
-    system = run(num_stages, mixed=mixed)
+LATE = {"bias": 0.5, "link_share": 0.25}
+"""The controller takes steps to be half as long again as they are, and the link bounds what it prefetches."""
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"mixed": True}, {"num_gpus": 4}, LATE], ids=["phases", "mixed", "four stages", "late copies"]
+)
+def test_copies_follow_the_computation_and_the_next_step_follows_them(how: dict[str, Any]) -> None:
+    system = run(**{"num_gpus": 2, **how})
     assert system.num_waves > 50
     followers = {followed: number for number, followed in system.needed.items()}
     num_followed = 0
@@ -125,8 +131,7 @@ def test_a_budget_of_one_step_s_copies_is_hidden(num_stages: int, mixed: bool) -
 
 
 def test_a_budget_beyond_it_stalls_and_is_counted() -> None:
-    """The controller takes steps to be half as long again as they are."""
-    late, right = (result_of(run(2, bias=bias, link_share=0.25)) for bias in (0.5, 0.0))
+    late, right = (result_of(run(2, **how)) for how in (LATE, {**LATE, "bias": 0.0}))
     assert late.stall_fraction > 0.05
     assert right.stall_fraction < 0.02
     assert late.bubble_fraction >= late.stall_fraction
