@@ -8,6 +8,7 @@ import typer
 
 from pipemax.cli.common import (
     FILE_COLUMNS,
+    NODE_HELP,
     NODE_PANEL,
     ROWS_PANEL,
     Changes,
@@ -36,7 +37,7 @@ Nodes = Annotated[
     typer.Option(
         "--node",
         rich_help_panel=NODE_PANEL,
-        help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own. Repeat it to compare kinds of node.",
+        help=f"{NODE_HELP} Repeat it to compare kinds of node.",
     ),
 ]
 Prices = Annotated[
@@ -197,7 +198,8 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype) -> "T
     from rich.table import Table
 
     kv = "" if kv_dtype is KvCacheDtype.AUTO else f" with {kv_dtype} KV"
-    sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv}, fastest first")
+    gpus = f"{node.num_gpus} × {node.gpu.name}, {node.host_memory_bytes / _GB:,.0f} GB of host memory"
+    sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv} ({gpus}), fastest first")
     sheet.add_column("policy")
     for heading in ("replicas", "tp", "pp", "step tokens", "host GB", "tok/s", "hours", "cost"):
         sheet.add_column(heading, justify="right")

@@ -20,11 +20,16 @@ FILE_COLUMNS = 120
 
 NODE_PANEL, ROWS_PANEL, OUTPUT_PANEL = "Node and model", "Rows", "Output"
 
+NODE_HELP = (
+    "A node by its cloud's name (g6.48xlarge, a2-ultragpu-8g, Standard_ND96isr_H100_v5), by its GPUs (8xL4), or a "
+    ".yaml file of your own."
+)
+
 Node = Annotated[
     str,
     typer.Option(
         rich_help_panel=NODE_PANEL,
-        help="Node profile: rtx5090x8, l20x8, h100x8, or a .yaml file of your own.",
+        help=NODE_HELP,
     ),
 ]
 Model = Annotated[

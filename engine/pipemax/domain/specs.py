@@ -1,15 +1,16 @@
 """Machines and models in numbers: the profiles that the simulator and the choice of policy read.
 
-Rates are *achieved*, not data-sheet figures. The YAML profile (``pipemax/presets``) gives the source next to each
-number. Nothing here knows how long a step takes: that is ``pipemax.sim.stage_times``.
+Rates are *achieved*, not data-sheet figures: ``pipemax/presets/gpus.yaml`` has both, and the source of each. Nothing
+here knows how long a step takes: that is ``pipemax.sim.stage_times``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 from typing import Self
 
+from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec, check_positive
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
 
 
@@ -31,83 +32,6 @@ class KvCacheDtype(StrEnum):
     """vLLM's choice for the device, which is e4m3."""
     FP8_E4M3 = "fp8_e4m3"
     FP8_E5M2 = "fp8_e5m2"
-
-
-def _check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) -> None:
-    for field in fields(spec):  # type: ignore[arg-type]  # a spec is a dataclass
-        value = getattr(spec, field.name)
-        if not isinstance(value, int | float):
-            continue
-        if not (value > 0 or (value == 0 and field.name in zero_allowed)):
-            raise ValueError(f"{type(spec).__name__}.{field.name} is {value}, must be above zero")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
-    """One GPU."""
-
-    name: str
-    memory_bytes: int
-    hbm_bytes_per_s: float
-    """Achieved in reading weights and KV."""
-    flops_per_s: float
-    """Achieved by large dense bf16 matrix products."""
-    step_overhead_s: float
-    """Launches, metadata and sampling that no roofline counts, for each step on each stage."""
-    product_tokens: tuple[tuple[int, int], ...]
-    """Rows of (tokens, tokens whose arithmetic their matrix products cost): tiles make a staircase. Values between the
-    rows are interpolated linearly; beyond the last row, the number of tokens itself counts."""
-    smoothing: float
-    """The p of ``(weights_s**p + compute_s**p)**(1/p)``: how far reading weights and computing overlap."""
-
-    def __post_init__(self) -> None:
-        _check_positive(self, zero_allowed=frozenset({"step_overhead_s"}))
-        tokens = [row[0] for row in self.product_tokens]
-        if not tokens or tokens[0] != 1 or tokens != sorted(set(tokens)):
-            raise ValueError(f"GpuSpec.product_tokens must begin at 1 token and ascend: {tokens}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSpec:
-    """One GPU's PCIe link. Each direction has one copy engine, which works first in, first out."""
-
-    host_to_gpu_bytes_per_s: float
-    gpu_to_host_bytes_per_s: float
-    duplex_bytes_per_s: float
-    """Limit of both directions together."""
-    per_copy_s: float
-    """Added by every contiguous piece."""
-    peer_bytes_per_s: float
-    """GPU to GPU: the rate at which activations move."""
-    peer_latency_s: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self, zero_allowed=frozenset({"per_copy_s", "peer_latency_s"}))
-
-    def effective_host_to_gpu_bytes_per_s(self, piece_bytes: float) -> float:
-        """Return the rate that pieces of this size reach: the paper's B in the paged format (``eq:budget``)."""
-        return piece_bytes / (self.per_copy_s + piece_bytes / self.host_to_gpu_bytes_per_s)
-
-    def send_s(self, activation_bytes: float) -> float:
-        """Return the seconds in which a GPU hands activations to another."""
-        return self.peer_latency_s + activation_bytes / self.peer_bytes_per_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceSpec:
-    """The collective that tensor parallelism needs twice per layer."""
-
-    bus_bytes_per_s: float
-    """The bus bandwidth as NCCL's tests report it: bytes · 2(n−1)/n divided by the time."""
-    latency_s: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self, zero_allowed=frozenset({"latency_s"}))
-
-    def time_s(self, payload_bytes: float, num_gpus: int) -> float:
-        if num_gpus == 1:
-            return 0.0
-        return self.latency_s + payload_bytes * 2 * (num_gpus - 1) / num_gpus / self.bus_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +58,7 @@ class NodeSpec:
     all_reduce: AllReduceSpec
 
     def __post_init__(self) -> None:
-        _check_positive(self, zero_allowed=frozenset({"gpu_reserve_bytes"}))
+        check_positive(self, zero_allowed=frozenset({"gpu_reserve_bytes"}))
         for name in ("host_kv_fraction", "gpu_memory_fraction"):
             if getattr(self, name) > 1:
                 raise ValueError(f"NodeSpec.{name} is {getattr(self, name)}, must be at most 1")
@@ -193,7 +117,7 @@ class ModelSpec:
     """With windows, the layers that attend to all tokens, by number from 0."""
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        check_positive(self)
         if self.full_layers and self.window_tokens is None:
             raise ValueError(f"{self.name}: full_layers are given without window_tokens")
         if any(not 0 <= layer < self.num_layers for layer in self.full_layers):
@@ -281,7 +205,7 @@ class Parallelism:
     tensor: int
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        check_positive(self)
 
     def layers_of(self, model: ModelSpec) -> tuple[int, ...]:
         """Return the number of layers on each stage.

@@ -8,25 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipemax.domain.specs import AllReduceSpec, NodeSpec
+from pipemax.domain.specs import NodeSpec
 from pipemax.domain.units import GIB
 from pipemax.node.gpus import csv_rows, nvidia_smi
-from pipemax.presets import gpu_figures, load_node
+from pipemax.presets.gpus import driver_gpu
+from pipemax.presets.nodes import node_spec
 
-_REFERENCE = "l20x8"
-"""The profile that gives what neither the driver nor ``gpus.yaml`` says."""
 _MIB = 1024**2
 _QUERY = (
     "--query-gpu=uuid,name,memory.total,pcie.link.gen.max,pcie.link.width.max",
     "--format=csv,noheader,nounits",
 )
 _TOPOLOGY = ("topo", "-m")
-_LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""Of one PCIe lane and direction, by generation."""
-_LINK_EFFICIENCY = 0.82
-"""Of the lanes' rate, as the shipped profiles have it (0.81 to 0.87)."""
-_DUPLEX = 1.6
-"""Both directions together, relative to one, as in the shipped profiles."""
 _SAME_SWITCH = ("PIX", "PXB")
 
 
@@ -53,52 +46,28 @@ def machine_profile(
     if len(kinds) > 1:
         raise ValueError(f"its GPUs are of several kinds: {', '.join(sorted({row[1] for row in mine}))}")
     ((name, memory_mib, generation, width),) = kinds
-    figures = gpu_figures(name)
-    if figures is None:
+    gpu = driver_gpu(name)
+    if gpu is None:
         raise ValueError(f"the rates of a {name} are not known (presets/gpus.yaml lists the known GPUs)")
-    reference = load_node(_REFERENCE)
-    link_rate = _link_bytes_per_s(generation, width) or reference.link.host_to_gpu_bytes_per_s
+    if generation.isdigit() and width.isdigit():  # [N/A] where the driver does not say
+        gpu = gpu.in_slot(int(generation), int(width))
     cells = _topology(
         run(environ, *_TOPOLOGY) or "", [index for index, row in enumerate(rows) if row[0] in set(gpus)]
     )
-    has_nvlink = bool(cells) and all(cell.startswith("NV") for row in cells for cell in row)
-    peer_rate = min(reference.link.peer_bytes_per_s, link_rate)
-    all_reduce = replace(reference.all_reduce, bus_bytes_per_s=peer_rate)
-    if has_nvlink and figures.nvlink_bus_bytes_per_s:
-        peer_rate = figures.nvlink_bus_bytes_per_s
-        all_reduce = AllReduceSpec(
-            bus_bytes_per_s=peer_rate, latency_s=load_node("h100x8").all_reduce.latency_s
-        )
-    return replace(
-        reference,
+    joined = bool(cells) and all(cell.startswith("NV") for row in cells for cell in row)
+    node = node_spec(
+        gpu,
         name=f"{len(mine)} × {name}",
         num_gpus=len(mine),
-        gpu=replace(
-            reference.gpu,
-            name=name,
-            memory_bytes=int(memory_mib) * _MIB,
-            hbm_bytes_per_s=figures.hbm_bytes_per_s,
-            flops_per_s=figures.flops_per_s,
-        ),
-        link=replace(
-            reference.link,
-            host_to_gpu_bytes_per_s=link_rate,
-            gpu_to_host_bytes_per_s=link_rate,
-            duplex_bytes_per_s=_DUPLEX * link_rate,
-            peer_bytes_per_s=peer_rate,
-        ),
-        gpus_per_root=1 + max((sum(cell in _SAME_SWITCH for cell in row) for row in cells), default=0),
-        root_bytes_per_s=link_rate,
         host_memory_bytes=_host_memory_bytes(meminfo),
-        all_reduce=all_reduce,
+        nvlink=joined and gpu.nvlink_bytes_per_s is not None,
+        server_gpus=len(mine),
     )
-
-
-def _link_bytes_per_s(generation: str, width: str) -> float | None:
-    """Return the rate of a PCIe link, ``None`` where the driver does not say (``[N/A]``)."""
-    if not (generation.isdigit() and width.isdigit()) or int(generation) not in _LANE_BYTES_PER_S:
-        return None
-    return _LINK_EFFICIENCY * int(width) * _LANE_BYTES_PER_S[int(generation)]
+    return replace(
+        node,
+        gpu=replace(node.gpu, name=name, memory_bytes=int(memory_mib) * _MIB),
+        gpus_per_root=1 + max((sum(cell in _SAME_SWITCH for cell in row) for row in cells), default=0),
+    )
 
 
 def _topology(text: str, indices: Sequence[int]) -> list[list[str]]:

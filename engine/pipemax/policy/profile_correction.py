@@ -123,6 +123,8 @@ def _scaled(node: NodeSpec, memory: float, arithmetic: float) -> NodeSpec:
             hbm_bytes_per_s=gpu.hbm_bytes_per_s / memory,
             step_overhead_s=gpu.step_overhead_s * memory,
             flops_per_s=gpu.flops_per_s / arithmetic,
+            fp8_flops_per_s=gpu.fp8_flops_per_s and gpu.fp8_flops_per_s / arithmetic,
+            fp4_flops_per_s=gpu.fp4_flops_per_s and gpu.fp4_flops_per_s / arithmetic,
         ),
         all_reduce=replace(
             all_reduce,

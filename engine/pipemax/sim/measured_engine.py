@@ -8,7 +8,8 @@ rates are those of one of its GPUs, and its times include their all-reduces.
 from dataclasses import dataclass, replace
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.domain.specs import AllReduceSpec, GpuSpec, KvCapacity, LinkSpec, ModelSpec, NodeSpec
+from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec
 from pipemax.domain.step_times import mixed_step_s
 from pipemax.sim.stage_times import StepWork
 

@@ -8,7 +8,8 @@ as those of a number rounded to tiles, and reading weights overlaps with computi
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from pipemax.domain.specs import GpuSpec, ModelSpec, NodeSpec, Parallelism
+from pipemax.domain.hardware import GpuSpec
+from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 
 EXPERT_TILE_TOKENS = 16
 """Grouped products of a mixture of experts pad each expert's tokens only to a small tile."""

@@ -101,7 +101,7 @@ def test_fp8_kv_is_simulated_and_named(small: list[str], lengths: str, tmp_path:
     ("arguments", "message"),
     [
         (["--kv-dtype", "fp4"], "Invalid value for '--kv-dtype'"),
-        (["--node", "rtx4090x8"], "no node profile 'rtx4090x8'; there are h100x8, l20x8, rtx5090x8"),
+        (["--node", "rtx4090x8"], "no node 'rtx4090x8'; the nearest are rtx5090x8, h100x8, l20x8"),
         (["--model", "gpt2"], "no model profile 'gpt2'; there are"),
         (["--workload", "alpaca"], "no workload profile 'alpaca'; there are"),
         (["--workload", "gone.jsonl"], "gone.jsonl"),

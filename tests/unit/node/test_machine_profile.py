@@ -7,7 +7,7 @@ import pytest
 
 from pipemax.domain.specs import NodeSpec
 from pipemax.node.machine import machine_profile
-from pipemax.presets import gpu_figures, load_node
+from pipemax.presets import driver_gpu, load_gpus, load_node
 
 H100 = "NVIDIA H100 80GB HBM3, 81559, 5, 16"
 RTX_5090 = "NVIDIA GeForce RTX 5090, 32607, 5, 16"
@@ -64,9 +64,25 @@ def test_only_the_gpus_of_this_engine_count(tmp_path: Path) -> None:
     assert (found.name, found.num_gpus, found.gpus_per_root) == ("2 × NVIDIA GeForce RTX 5090", 2, 2)
 
 
-def test_a_link_that_the_driver_does_not_tell_is_the_reference_profiles(tmp_path: Path) -> None:
-    found = profile(["NVIDIA L20, 46068, [N/A], [N/A]"] * 2, "SYS", tmp_path)
-    assert found.link.host_to_gpu_bytes_per_s == load_node("l20x8").link.host_to_gpu_bytes_per_s
+def test_a_link_that_the_driver_does_not_tell_is_the_tables(tmp_path: Path) -> None:
+    for name, node in (("NVIDIA L20, 46068", "l20x8"), ("NVIDIA H100 80GB HBM3, 81559", "h100x8")):
+        found = profile([f"{name}, [N/A], [N/A]"] * 2, "SYS", tmp_path)
+        assert found.link.host_to_gpu_bytes_per_s == load_node(node).link.host_to_gpu_bytes_per_s
+
+
+def test_a_gpu_in_a_slot_of_fewer_lanes_has_their_rate(tmp_path: Path) -> None:
+    found = profile(["NVIDIA GeForce RTX 5090, 32607, 4, 8"] * 2, "SYS", tmp_path)
+    link = found.link
+    assert link.host_to_gpu_bytes_per_s == link.gpu_to_host_bytes_per_s == pytest.approx(0.82 * 8 * 1.969e9)
+    assert link.duplex_bytes_per_s < 2 * link.host_to_gpu_bytes_per_s
+    assert found.all_reduce.bus_bytes_per_s == link.peer_bytes_per_s == link.host_to_gpu_bytes_per_s
+    assert found.root_bytes_per_s == link.host_to_gpu_bytes_per_s
+
+
+def test_a_bridge_counts_only_where_the_driver_shows_it(tmp_path: Path) -> None:
+    a100 = "NVIDIA A100 80GB PCIe, 81920, 4, 16"
+    bridged, apart = (profile([a100] * 2, cells, tmp_path) for cells in ("NV12", "SYS"))
+    assert bridged.all_reduce.bus_bytes_per_s > 10 * apart.all_reduce.bus_bytes_per_s
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
@@ -85,14 +101,23 @@ def test_the_figures_are_those_of_the_kind_of_gpu_and_of_no_other() -> None:
         "NVIDIA L4": "L4",
         "NVIDIA L40S": "L40S",
         "NVIDIA L20": "L20",
+        "Tesla T4": "T4",
+        "NVIDIA A10G": "A10G",
+        "NVIDIA A10": "A10",
         "NVIDIA H200": "H200",
         "NVIDIA H20": "H20",
+        "NVIDIA GH200 480GB": "GH200",
         "NVIDIA H100 PCIe": "H100 PCIe",
-        "NVIDIA H100 80GB HBM3": "H100",
-        "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB",
+        "NVIDIA H100 NVL": "H100 NVL",
+        "NVIDIA H100 80GB HBM3": "H100 SXM",
+        "NVIDIA A100-SXM4-80GB": "A100 SXM 80GB",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000 Server",
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX PRO 6000",
     }
     for driver_name, name in names.items():
-        figures = gpu_figures(driver_name)
-        assert figures is not None
-        assert figures.name == name
-    assert gpu_figures("NVIDIA T4") is None
+        found = driver_gpu(driver_name)
+        assert found is not None
+        assert found.name == name
+    for gpu in load_gpus():
+        assert driver_gpu(f"NVIDIA {gpu.driver_name}") == gpu, "no entry hides another"
+    assert driver_gpu("NVIDIA V100") is None

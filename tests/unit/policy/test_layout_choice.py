@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pipemax.config import Policy
-from pipemax.domain.specs import AllReduceSpec, ModelSpec, NodeSpec
+from pipemax.domain.hardware import AllReduceSpec
+from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
 from pipemax.policy.layout_runs import (
     ALL_SIZES,

@@ -10,7 +10,8 @@ import pytest
 
 from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration, save_calibration
-from pipemax.domain.specs import AllReduceSpec, NodeSpec, Parallelism
+from pipemax.domain.hardware import AllReduceSpec
+from pipemax.domain.specs import NodeSpec, Parallelism
 from pipemax.policy.layout_start import SettledLayout, settle_layout
 from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs

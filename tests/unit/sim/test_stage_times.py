@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.domain.specs import AllReduceSpec, KvCacheDtype, ModelSpec, Parallelism
+from pipemax.domain.hardware import AllReduceSpec
+from pipemax.domain.specs import KvCacheDtype, ModelSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs, window_pairs
 
