@@ -44,6 +44,11 @@ def stock_chunk_names() -> list[str]:
     return [f"vllm_032_pp_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
 
 
+def balanced_names() -> list[str]:
+    """Return the names of pipeline-parallel vLLM 0.32 with balanced decode batches."""
+    return [f"vllm_032_balanced_{tokens}" for tokens in STOCK_CHUNK_TOKENS]
+
+
 def stock_layout_names(node: NodeSpec) -> list[str]:
     """Return the names of vLLM 0.32 with tensor and pipeline parallelism together, over some sizes of a step."""
     return [f"vllm_032_{layout}_{tokens}" for layout in _layout_names(node) for tokens in LAYOUT_CHUNK_TOKENS]
@@ -82,6 +87,7 @@ def system_names(node: NodeSpec) -> list[str]:
         "pipemax",
         *baseline_names(node),
         *stock_chunk_names(),
+        *balanced_names(),
         *stock_layout_names(node),
         *mixed_names(),
         *pipemax_layout_names(node),
@@ -106,8 +112,9 @@ def simulate(name: str, scenario: Scenario) -> SimulationResult:
             return ContinuousBatching(scenario, VLLM_PP).simulate()
         case ["vllm", "032", "pp"]:
             return ContinuousBatching(scenario, replace(STOCK_VLLM, name=name)).simulate()
-        case ["vllm", "032", "pp", tokens]:
-            return ContinuousBatching(scenario, stock_vllm(int(tokens), name=name)).simulate()
+        case ["vllm", "032", "pp" | "balanced" as kind, tokens]:
+            policy = stock_vllm(int(tokens), balances_decodes=kind == "balanced", name=name)
+            return ContinuousBatching(scenario, policy).simulate()
         case ["vllm", "032", layout, tokens]:
             policy = stock_vllm(int(tokens), tensor=_tensor_of(layout), name=name)
             return ContinuousBatching(scenario, policy).simulate()

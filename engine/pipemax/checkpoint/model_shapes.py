@@ -67,7 +67,7 @@ def model_shapes(
     return spec.with_kv_dtype(kv_cache_dtype)
 
 
-def _attention(text: "PreTrainedConfig", name: str, *, heads: int, hidden: int) -> dict[str, int]:
+def _attention(text: "PreTrainedConfig", name: str, *, heads: int, hidden: int) -> dict[str, Any]:
     """Return the part of a profile that says what attention keeps and computes."""
     latent = _first(text, ("kv_lora_rank",))
     if latent is None:

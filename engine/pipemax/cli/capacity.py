@@ -54,7 +54,7 @@ Profile = Annotated[
     typer.Option(
         "--workload",
         rich_help_panel=ROWS_PANEL,
-        help="Length profile to start from: sharegpt, longbench, templated, or a .yaml file of your own.",
+        help="Length profile to start from: sharegpt, longbench, templated, reasoning, or a .yaml file of your own.",
     ),
 ]
 HostMemory = Annotated[

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass, fields
+from enum import StrEnum
 
 
 def check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) -> None:
@@ -14,6 +15,14 @@ def check_positive(spec: object, *, zero_allowed: frozenset[str] = frozenset()) 
             continue
         if not (value > 0 or (value == 0 and field.name in zero_allowed)):
             raise ValueError(f"{type(spec).__name__}.{field.name} is {value}, must be above zero")
+
+
+class WeightDtype(StrEnum):
+    """The type of a layer's weights, in which their products are computed if the GPU can."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    FP4 = "fp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +46,27 @@ class GpuSpec:
     rows are interpolated linearly; beyond the last row, the number of tokens itself counts."""
     smoothing: float
     """The p of ``(weights_s**p + compute_s**p)**(1/p)``: how far reading weights and computing overlap."""
+    mixed_cost: float = 1.0
+    """What prompt tokens add to a step that also decodes, as a multiple of what they add by this model."""
 
     def __post_init__(self) -> None:
         check_positive(self, zero_allowed=frozenset({"step_overhead_s"}))
         tokens = [row[0] for row in self.product_tokens]
         if not tokens or tokens[0] != 1 or tokens != sorted(set(tokens)):
             raise ValueError(f"GpuSpec.product_tokens must begin at 1 token and ascend: {tokens}")
+
+    def product_flops_per_s(self, dtype: WeightDtype) -> float:
+        """Return the rate of matrix products with weights of this type.
+
+        A GPU that has no products in it unpacks the weights and computes in BF16, as vLLM's kernels do.
+        """
+        match dtype:
+            case WeightDtype.FP8:
+                return self.fp8_flops_per_s or self.flops_per_s
+            case WeightDtype.FP4:
+                return self.fp4_flops_per_s or self.flops_per_s
+            case WeightDtype.BF16:
+                return self.flops_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Self
 
-from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec, check_positive
+from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec, WeightDtype, check_positive
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
 
 
@@ -84,6 +84,10 @@ class NodeSpec:
         )
 
 
+_BYTES_OF_WEIGHT = {WeightDtype.FP8: 1.0, WeightDtype.FP4: 0.5 + 1 / 16}
+"""Scales included: one for a block of 128 × 128 values in FP8, which is nothing, eight bits for 16 values in NVFP4."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A decoder's shapes: enough for its bytes and its operations."""
@@ -106,6 +110,10 @@ class ModelSpec:
     """Bytes of one value of KV; ``None`` means ``bytes_per_value``."""
     expert_bytes_per_value: float | None = None
     """Bytes of one weight of an expert, scales included; ``None`` means ``bytes_per_value``."""
+    attention_bytes_per_value: float | None = None
+    """Bytes of one weight of attention, scales included; ``None`` means ``bytes_per_value``."""
+    weight_dtype: WeightDtype = WeightDtype.BF16
+    """In which the layers' products are computed. The head's are in 16 bits, as checkpoints leave it."""
     latent_size: int | None = None
     """Values that a layer keeps of a token under latent attention (MLA); ``None``: keys and values of each KV head.
     ``num_kv_heads`` is then 1, and ``head_dim`` the mean of the sizes of keys and values, for the arithmetic."""
@@ -145,10 +153,13 @@ class ModelSpec:
     @property
     def layer_weight_bytes(self) -> float:
         """The bytes of one layer's weights, all experts included."""
-        return (
-            self.attention_params_per_layer * self.bytes_per_value
-            + self.num_experts * self.expert_weight_bytes
-        )
+        return self.attention_weight_bytes + self.num_experts * self.expert_weight_bytes
+
+    @property
+    def attention_weight_bytes(self) -> float:
+        """The bytes of one layer's attention."""
+        per_value = self.attention_bytes_per_value
+        return self.attention_params_per_layer * (self.bytes_per_value if per_value is None else per_value)
 
     @property
     def head_params(self) -> int:
@@ -185,6 +196,18 @@ class ModelSpec:
     def with_kv_dtype(self, dtype: KvCacheDtype) -> Self:
         """Return the model with its KV in ``dtype``; ``auto`` leaves the profile's."""
         return self if dtype is KvCacheDtype.AUTO else replace(self, kv_bytes_per_value=1)
+
+    def with_weights(self, dtype: WeightDtype) -> Self:
+        """Return the model with its layers' weights in ``dtype``, scales included; ``bf16`` leaves the profile's."""
+        if dtype is WeightDtype.BF16:
+            return self
+        per_value = _BYTES_OF_WEIGHT[dtype]
+        return replace(
+            self,
+            expert_bytes_per_value=per_value,
+            attention_bytes_per_value=per_value,
+            weight_dtype=dtype,
+        )
 
     def windows_of(self, first: int, end: int) -> int:
         """Return how many of the layers ``[first, end)`` have a window."""

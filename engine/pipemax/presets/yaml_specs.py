@@ -7,6 +7,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +48,10 @@ def build_spec(spec_type: type[Spec], values: dict[str, Any], where: str) -> Spe
             value = build_spec(typing.cast(type[Any], hint), value, f"{where}: {key}")
         elif typing.get_origin(hint) is tuple:
             value = _tuple_of(typing.get_args(hint)[0], value, f"{where}: {key}")
+        elif isinstance(hint, type) and issubclass(hint, StrEnum):
+            if value not in [*hint]:
+                raise ValueError(f"{where}: {key} must be {' or '.join(hint)}, got {value!r}")
+            value = hint(value)
         elif hint in (int, float):
             try:
                 value = hint(value)

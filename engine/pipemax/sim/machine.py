@@ -23,7 +23,7 @@ def prefill_step_tokens(node: NodeSpec, model: ModelSpec) -> int:
     steps fill and drain the pipeline more slowly, but a mixture of experts needs them.
     """
     weights_s = model.weight_bytes / node.gpu.hbm_bytes_per_s
-    token_s = 2 * model.active_params / node.gpu.flops_per_s
+    token_s = 2 * model.active_params / node.gpu.product_flops_per_s(model.weight_dtype)
     enough = _PREFILL_ARITHMETIC_OVER_WEIGHTS * weights_s / token_s
     return next((size for size in _PREFILL_STEP_TOKENS if size >= enough), _PREFILL_STEP_TOKENS[-1])
 

@@ -42,6 +42,15 @@ class StepWork:
     def outputs(self) -> int:
         return self.decode_requests + self.prefill_outputs
 
+    @property
+    def decodes(self) -> "StepWork":
+        """The work without its prompts."""
+        return StepWork(
+            decode_requests=self.decode_requests,
+            decode_context_tokens=self.decode_context_tokens,
+            decode_window_tokens=self.decode_window_tokens,
+        )
+
     def within_window(self, window_tokens: int) -> tuple[int, float]:
         """Return what layers with this window have of decode's context tokens and of the prompts' pairs."""
         tokens, pairs = self.decode_window_tokens, self.prefill_window_pairs
@@ -95,7 +104,14 @@ class StageTimes:
         self._kv_bytes_per_token = [num_layers * layer_bytes / shards for num_layers in self.layers]
 
     def stage_s(self, work: StepWork) -> list[float]:
-        """Return the seconds on each stage, all-reduce included."""
+        """Return the seconds on each stage, all-reduce included; of a mixed step with the GPU's ``mixed_cost``."""
+        times, cost = self._plain_stage_s(work), self._node.gpu.mixed_cost
+        if cost == 1.0 or not (work.decode_requests and work.prefill_tokens):
+            return times
+        decodes = self._plain_stage_s(work.decodes)
+        return [alone + cost * (both - alone) for alone, both in zip(decodes, times, strict=True)]
+
+    def _plain_stage_s(self, work: StepWork) -> list[float]:
         layer_s = self._linear_layer_s(work.tokens) + self.all_reduce_layer_s(work.tokens)
         full_s = layer_s + self._attention_layer_s(work.decode_context_tokens, work.prefill_pairs)
         window_s = full_s
@@ -124,7 +140,7 @@ class StageTimes:
 
     def _linear_layer_s(self, tokens: int) -> float:
         gpu, model = self._node.gpu, self._model
-        weight_bytes = float(model.attention_params_per_layer * model.bytes_per_value)
+        weight_bytes = float(model.attention_weight_bytes)
         operations = model.attention_params_per_layer * product_tokens(gpu, tokens)
         if model.num_experts == 1:
             weight_bytes += model.expert_weight_bytes
@@ -138,7 +154,7 @@ class StageTimes:
             weight_bytes += touched * model.expert_weight_bytes
             operations += model.expert_params * padded
         weights_s = weight_bytes / gpu.hbm_bytes_per_s
-        compute_s = 2 * operations / gpu.flops_per_s
+        compute_s = 2 * operations / gpu.product_flops_per_s(model.weight_dtype)
         return smooth_max_s(gpu, weights_s, compute_s) / self._tensor
 
     def _attention_layer_s(self, context_tokens: int, pairs: float) -> float:

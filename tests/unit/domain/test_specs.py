@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pipemax.domain.hardware import WeightDtype
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.presets import build_spec, load_model, load_node, override, preset_names, read_preset
 
@@ -90,6 +91,14 @@ def test_layers_of_a_profile_with_windows_are_checked() -> None:
         build_spec(ModelSpec, values | {"window_tokens": None}, "own")
     with pytest.raises(ValueError, match="full_layers must be a list of integers, got 'every second'"):
         build_spec(ModelSpec, values | {"full_layers": "every second"}, "own")
+
+
+def test_a_model_profile_may_say_the_type_of_its_weights() -> None:
+    values = read_preset("models", "qwen3-32b")
+    own = build_spec(ModelSpec, values | {"weight_dtype": "fp8", "expert_bytes_per_value": 1.0}, "own")
+    assert own.weight_dtype is WeightDtype.FP8
+    with pytest.raises(ValueError, match="own: weight_dtype must be bf16 or fp8 or fp4, got 'int4'"):
+        build_spec(ModelSpec, values | {"weight_dtype": "int4"}, "own")
 
 
 def test_a_model_profile_may_say_the_bytes_of_kv_and_need_not() -> None:

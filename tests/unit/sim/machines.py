@@ -56,6 +56,9 @@ SYSTEMS: dict[str, Callable[[Scenario], ContinuousBatching | PipeMaxSystem]] = {
     "vllm_pp": partial(ContinuousBatching, policy=VLLM_PP),
     "vllm_032_pp": partial(ContinuousBatching, policy=STOCK_VLLM),
     "vllm_032_pp_512": partial(ContinuousBatching, policy=stock_vllm(512, name="vllm_032_pp_512")),
+    "vllm_032_balanced_512": partial(
+        ContinuousBatching, policy=stock_vllm(512, balances_decodes=True, name="vllm_032_balanced_512")
+    ),
     "vllm_032_t2p2_512": partial(
         ContinuousBatching, policy=stock_vllm(512, tensor=2, name="vllm_032_t2p2_512")
     ),

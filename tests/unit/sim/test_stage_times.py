@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.domain.hardware import AllReduceSpec
+from pipemax.domain.hardware import AllReduceSpec, WeightDtype
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, Parallelism
 from pipemax.presets import load_model, load_node
 from pipemax.sim.stage_times import StageTimes, StepWork, prompt_pairs, window_pairs
@@ -150,3 +150,47 @@ def test_layers_with_a_window_read_and_compute_no_more_than_the_window() -> None
     assert saved_s == pytest.approx(3 * 4 * 64 * 64 * saved_pairs / node.gpu.flops_per_s)
     short = StepWork(decode_requests=64, decode_context_tokens=64 * 100)
     assert windows.stage_s(short) == whole.stage_s(short)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_share", "flops_ratio"), [("fp8", 1 / 2, 2), ("fp4", 0.5625 / 2, 8)])
+def test_fewer_bits_of_weights_are_read_and_computed_faster(
+    dtype: str, bytes_share: float, flops_ratio: float
+) -> None:
+    """On an RTX 5090, which has both types; attention and the head take as long as before."""
+    node, own = load_node("rtx5090x8"), load_model("llama2-70b")
+    packed = own.with_weights(WeightDtype(dtype))
+    assert packed.layer_weight_bytes == pytest.approx(bytes_share * own.layer_weight_bytes)
+    assert packed.head_weight_bytes == own.head_weight_bytes
+
+    def step_s(model: ModelSpec, work: StepWork) -> float:
+        gpu = replace(node.gpu, step_overhead_s=0.0)
+        return StageTimes(replace(node, gpu=gpu), model, Parallelism(pipeline=8, tensor=1)).stage_s(work)[0]
+
+    few, many = StepWork(prefill_tokens=1), StepWork(prefill_tokens=200_000)
+    assert step_s(packed, few) == pytest.approx(bytes_share * step_s(own, few), rel=0.05)
+    assert step_s(packed, many) == pytest.approx(step_s(own, many) / flops_ratio, rel=0.01)
+
+
+def test_a_gpu_without_fp8_reads_half_the_bytes_and_computes_as_before() -> None:
+    node, own = load_node("8xA100-80GB"), load_model("llama2-70b")
+    layout = Parallelism(pipeline=8, tensor=1)
+    before, after = (StageTimes(node, model, layout) for model in (own, own.with_weights(WeightDtype.FP8)))
+    few, many = StepWork(prefill_tokens=1), StepWork(prefill_tokens=200_000)
+    assert node.gpu.fp8_flops_per_s is None
+    assert after.stage_s(few)[0] < 0.6 * before.stage_s(few)[0]
+    assert after.stage_s(many)[0] == pytest.approx(before.stage_s(many)[0], rel=0.01)
+
+
+def test_the_cost_of_mixed_steps_counts_for_prompt_tokens_beside_decodes_only() -> None:
+    node, model, layout = load_node("l20x8"), load_model("llama2-70b"), Parallelism(pipeline=8, tensor=1)
+    dear = replace(node, gpu=replace(node.gpu, mixed_cost=1.5))
+    usual_times, dear_times = (StageTimes(one, model, layout) for one in (node, dear))
+    decode = StepWork(decode_requests=100, decode_context_tokens=50_000)
+    prompt = StepWork(prefill_tokens=400, prefill_pairs=80_000.0)
+    mixed = StepWork(
+        decode_requests=100, decode_context_tokens=50_000, prefill_tokens=400, prefill_pairs=80_000.0
+    )
+    for work in (decode, prompt):
+        assert dear_times.stage_s(work) == usual_times.stage_s(work)
+    added_s = usual_times.stage_s(mixed)[0] - usual_times.stage_s(decode)[0]
+    assert dear_times.stage_s(mixed)[0] == pytest.approx(usual_times.stage_s(mixed)[0] + 0.5 * added_s)

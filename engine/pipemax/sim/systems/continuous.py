@@ -1,9 +1,9 @@
 """Continuous batching as vLLM does it: tensor parallel, pipeline parallel as it was once and as it is, or both.
 
-They differ in three ways: how many groups of requests are in flight, whether each group owns a share of the KV pool and
-of the requests or all draw on one, and whether prefill comes first or is mixed into decode steps in chunks. Preemption
-is by recomputation, last in first out. KV is kept only on the GPU. Stock vLLM frees the KV of layers with a window
-once the window has moved on.
+They differ in how many groups of requests are in flight, whether each group owns a share of the KV pool and of the
+requests or all draw on one, whether prefill comes first or is mixed into decode steps in chunks, and whether the groups
+are kept equal. Preemption is by recomputation, last in first out. KV is kept only on the GPU. Stock vLLM frees the KV
+of layers with a window once the window has moved on.
 """
 
 from collections import deque
@@ -40,6 +40,8 @@ class ContinuousPolicy:
     """A preempted request's blocks stay in the prefix cache until others need them."""
     frees_windows: bool = False
     """Layers with a window keep KV of the window only."""
+    balances_decodes: bool = False
+    """A step decodes at most an equal share of the running requests; others of its group go with the next step."""
 
 
 VLLM_TP = ContinuousPolicy(
@@ -65,11 +67,14 @@ def stock_vllm(
     tensor: int = 1,
     max_num_seqs: int | None = None,
     keeps_preempted: bool = False,
+    balances_decodes: bool = False,
     name: str = STOCK_VLLM.name,
 ) -> ContinuousPolicy:
     """Return stock vLLM with steps of at most this many tokens.
 
-    It allows no more requests at once than a step has tokens, nor than ``max_num_seqs``.
+    It allows no more requests at once than a step has tokens, nor than ``max_num_seqs``. ``balances_decodes``: as an
+    open change to vLLM does ("Balance async PP decode batches"), which caps a step's decodes at the stages' share of
+    ``max_num_seqs`` and leaves prompts uncapped. Here the share is of the requests that run, which is no worse.
     """
     return replace(
         STOCK_VLLM,
@@ -78,6 +83,7 @@ def stock_vllm(
         max_batched_tokens=step_tokens,
         max_running=step_tokens if max_num_seqs is None else min(max_num_seqs, step_tokens),
         keeps_preempted=keeps_preempted,
+        balances_decodes=balances_decodes,
     )
 
 
@@ -139,6 +145,9 @@ class ContinuousBatching:
         self._recomputed_tokens = 0
         self._prefilled_of_head: dict[int, int] = {}  # request → own tokens computed of a prompt begun
         self._dropped: dict[int, _Dropped] = {}  # preempted requests that may find blocks again
+        self._left_over: deque[tuple[int, int, int]] = (
+            deque()
+        )  # running, in no group: request, KV tokens, outputs
         self._groups = self._make_groups(layout.pipeline)
 
     def simulate(self) -> SimulationResult:
@@ -189,6 +198,8 @@ class ContinuousBatching:
         if self._policy.prefill_first:
             self._admit(group, work, ended)
         if work.prefill_tokens == 0:
+            if self._policy.balances_decodes:
+                self._level(group)
             preempted = self._decode(group, work)
         if not self._policy.prefill_first and not preempted:
             self._admit(group, work, ended)
@@ -196,6 +207,16 @@ class ContinuousBatching:
             return
         group.in_flight = True
         self._machine.run(work, partial(self._complete, group, work.decode_requests > 0, ended))
+
+    def _level(self, group: _Group) -> None:
+        """Leave the newest requests above the group's share to the next step, or take what others left."""
+        num_running = len(self._left_over) + sum(len(one.running) for one in self._groups)
+        share = -(-num_running // len(self._groups))
+        while len(group.running) > share:
+            request = group.running.newest
+            self._left_over.append((request, *group.running.leave(request)))
+        while self._left_over and len(group.running) < share:
+            group.running.join(*self._left_over.popleft())
 
     def _decode(self, group: _Group, work: StepWork) -> bool:
         """Add the running requests to the step, preempting the newest until all fit; return whether any was."""

@@ -138,6 +138,7 @@ def stage_configs(
                 h2d_bytes_per_s=bandwidth,
                 decode_time=fit_step_time(decode),
                 prefill_time=fit_step_time(prefill),
+                mixed_scales=(node.gpu.mixed_cost,),
             )
         )
     return tuple(configs)
