@@ -1,4 +1,4 @@
-"""Run vLLM's real schedulers, stock and PipeMax, over virtual nodes in the layouts that ``lab.bench.layouts`` compared.
+"""Run vLLM's real schedulers, stock and PipeMax, over virtual nodes in the layouts of ``lab/results/layouts.json``.
 
     python -m lab.bench.layouts_virtual [--rows 12000] [--only NODE,MODEL] [--json FILE]
 

@@ -4,11 +4,9 @@
     python lab/bench/simulation.py ablations   static prefetch, layer-first and victim policies
     python lab/bench/simulation.py sensitivity all-reduce, host DRAM cap, host memory, estimator error
     python lab/bench/simulation.py thresholds  the controller's named defaults, one changed at a time
-    python lab/bench/simulation.py kv          PipeMax, separated and mixed, and stock vLLM, with 16-bit and with FP8 KV
 
 Each prints Markdown; ``--json FILE`` keeps the figures. One process, no threads. ``matrix --known FILE`` does not run
-again what is in a file that ``matrix`` wrote. ``kv`` takes the figures of 16-bit KV from there, and runs FP8 KV with
-the size of a step that was best with 16 bits and with the next one.
+again what is in a file that ``matrix`` wrote. ``lab.bench.results`` compares with the best-tuned stock vLLM instead.
 """
 
 import argparse
@@ -30,7 +28,7 @@ from lab.paper.lengths import open_workload
 from lab.paper.plots import plot_ratios
 from lab.paper.study import PAPER_SETTINGS, named_systems, run_study
 from lab.paper.study_report import json_objects
-from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
+from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, override
 from pipemax.sim.systems.continuous import STOCK_VLLM
 from pipemax.sim.systems.pipemax import PipeMaxSystem
@@ -218,62 +216,6 @@ def thresholds(num_requests: int) -> Iterator[dict[str, Any]]:
             yield {**entry, "what": what}
 
 
-def kv_types(
-    num_requests: int, known: Sequence[dict[str, Any]], only: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """Run PipeMax and stock vLLM over the matrix with FP8 KV, and compare them with the known runs of 16-bit KV.
-
-    Of PipeMax's mixed steps and of pipeline-parallel vLLM's, the best maximum counts, in brackets. With FP8 KV more
-    requests fit, so that the best maximum is not smaller: the best one with 16-bit KV is run, and the next. A column
-    of FP8 KV also has the ratio to 16-bit KV.
-    """
-    groups = {
-        "separated": ["pipemax"],
-        "mixed": mixed_names(),
-        "stock PP": stock_chunk_names(),
-        "stock TP": ["vllm_tp"],
-    }
-    heading(["node", "model", "workload", "rate", *groups, *(f"{name}, FP8 KV" for name in groups)])
-    for setting in PAPER_SETTINGS:
-        if only is not None and only != ",".join(setting):
-            continue
-        own = [entry for entry in known if _setting_of(entry) == (*setting, num_requests)]
-        if not own:
-            raise SystemExit(f"--known has no run of {', '.join(setting)} with {num_requests} requests")
-        node, model = load_node(setting[0]), load_model(setting[1])
-        systems = [name for names in groups.values() for name in _best_and_next(own, names)]
-        workload = open_workload(setting[2], num_requests)
-        fp8 = json_objects(run_study(node, model.with_kv_dtype(KvCacheDtype.FP8), workload, systems))
-        for rate, key in (("whole run", "total_tokens_per_s"), ("steady", "steady_tokens_per_s")):
-            before = [_best(own, names, key) for names in groups.values()]
-            after = [_best(fp8, names, key) for names in groups.values()]
-            cells = [_rate(entry, key) for entry in before]
-            cells += [
-                f"{_rate(new, key)}, {new[key] / old[key]:.2f}×"
-                for new, old in zip(after, before, strict=True)
-            ]
-            line([*setting, rate, *cells])
-        yield from fp8
-
-
-def _best_and_next(entries: list[dict[str, Any]], names: list[str]) -> list[str]:
-    """Return the names with the best steady and whole-run rates, and the one after each, sizes ascending."""
-    best = {
-        names.index(_best(entries, names, f"{part}_tokens_per_s")["system"]) for part in ("steady", "total")
-    }
-    return [name for at, name in enumerate(names) if best & {at, at - 1}]
-
-
-def _best(entries: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
-    return max((entry for entry in entries if entry["system"] in names), key=lambda entry: float(entry[key]))
-
-
-def _rate(entry: dict[str, Any], key: str) -> str:
-    """Return a rate, and the maximum tokens of a step where the system's name has it."""
-    tokens = str(entry["system"]).rpartition("_")[2]
-    return f"{entry[key]:,.0f}" + (f" ({tokens})" if tokens.isdigit() else "")
-
-
 def _threshold_changes() -> Iterator[dict[str, float]]:
     yield {}
     for window in (4, 16, 64):
@@ -309,15 +251,11 @@ def main() -> None:
         "ablations": ablations,
         "sensitivity": sensitivity,
         "thresholds": thresholds,
-        "kv": lambda num_requests: kv_types(num_requests, known, arguments.only),
     }
     parser.add_argument("study", choices=[*studies])
     parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument(
-        "--known", type=Path, nargs="+", default=[], help="of matrix and kv: figures of matrix"
-    )
-    parser.add_argument("--only", help="of kv: NODE,MODEL,WORKLOAD, one setting")
+    parser.add_argument("--known", type=Path, nargs="+", default=[], help="of matrix: its own figures")
     parser.add_argument("--plot", type=Path, help="of the matrix: file for its picture, as fig:overall")
     arguments = parser.parse_args()
     known = [entry for path in arguments.known for entry in json.loads(path.read_text(encoding="utf-8"))]

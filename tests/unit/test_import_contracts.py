@@ -23,7 +23,7 @@ NEWCOMERS = {
     "engine/pipemax/node/process.py": "import pydantic\n",
     "pipemax_spark/newcomer.py": "import torch\nimport transformers\nfrom pipemax.config import EngineConfig\n",
     "pipemax_spark/storage/newcomer.py": "from pipemax_spark.rows.left import rows_left\n",
-    "engine/pipemax/policy/newcomer.py": "def late():\n    from lab.bench.layouts import main\n",
+    "engine/pipemax/policy/newcomer.py": "def late():\n    from lab.bench.windows import main\n",
 }
 """What is added to each file, most of which are new."""
 

@@ -1,0 +1,108 @@
+"""Make the tables of results: PipeMax against stock vLLM in every layout of a node, in simulation.
+
+    python -m lab.bench.results DIRECTORY [--jobs 2] [--only WORD ...] [--plan] [--tables]
+
+Each cell, a system in one layout over one drawing of a table, is a JSON file of DIRECTORY, written when it is done: a
+run that was stopped goes on where it was. First come all cells of stock vLLM, with and without balanced decode batches,
+and what ``auto`` chooses; then PipeMax in the layouts whose bound says that they may be the fastest. When all are done
+the tables are checked and printed. ``--only`` takes the settings whose names have one of the words, ``--plan`` says how
+long the rest takes, and ``--tables`` prints what is done.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from lab.bench.results.cells import Cell, System, pipemax_cells, stock_cells, write
+from lab.bench.results.remaining import Remaining
+from lab.bench.results.settings import GROUPS, Setting
+from lab.bench.results.tables import print_tables
+
+
+def run_cell(cell: Cell, directory: Path) -> tuple[Cell, float]:
+    """Run one cell and write its file; return it with its seconds."""
+    begin_s = time.monotonic()
+    write(cell, directory, cell.run())
+    return cell, time.monotonic() - begin_s
+
+
+def run_cells(cells: Sequence[Cell], directory: Path, remaining: Remaining, num_jobs: int) -> None:
+    """Run what is missing of the cells, the longest first, and say after each how long the rest takes."""
+    missing = sorted(
+        (cell for cell in cells if not cell.path(directory).exists()), key=remaining.expected_s, reverse=True
+    )
+    for cell, seconds in _results(missing, directory, num_jobs):
+        remaining.done(cell, seconds)
+        print(f"{cell.file_name} {seconds:.0f} s; {remaining}", file=sys.stderr, flush=True)
+
+
+def run_pipemax(settings: Sequence[Setting], directory: Path, remaining: Remaining, num_jobs: int) -> None:
+    """Run PipeMax in one layout of each table after another, until none may be faster than what was run."""
+    while True:
+        cells = pipemax_cells(settings, directory)
+        if all(cell.path(directory).exists() for cell in cells):
+            return
+        remaining.know(System.PIPEMAX, cells)
+        run_cells(cells, directory, remaining, num_jobs)
+
+
+def _results(cells: Sequence[Cell], directory: Path, num_jobs: int) -> Iterator[tuple[Cell, float]]:
+    if num_jobs == 1:
+        for cell in cells:
+            yield run_cell(cell, directory)
+        return
+    with ProcessPoolExecutor(num_jobs) as pool:
+        futures = [pool.submit(run_cell, cell, directory) for cell in cells]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def chosen_groups(words: Sequence[str] | None) -> dict[str, list[Setting]]:
+    """Return the tables' settings whose names have one of the words."""
+    groups = {
+        title: [
+            setting for setting in settings if words is None or any(word in setting.name for word in words)
+        ]
+        for title, settings in GROUPS.items()
+    }
+    return {title: settings for title, settings in groups.items() if settings}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.bench.results",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", metavar="WORD")
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    options = parser.parse_args(arguments)
+    groups = chosen_groups(options.only)
+    settings = [setting for group in groups.values() for setting in group]
+    if not settings:
+        parser.error("no setting has such a name")
+    options.directory.mkdir(parents=True, exist_ok=True)
+    if not options.tables:
+        first = stock_cells(settings)
+        remaining = Remaining(first, options.directory, num_jobs=options.jobs)
+        print(remaining, file=sys.stderr, flush=True)
+        if options.plan:
+            return 0
+        run_cells(first, options.directory, remaining, options.jobs)
+        run_pipemax(settings, options.directory, remaining, options.jobs)
+    print_tables(groups, options.directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
