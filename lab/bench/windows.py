@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lab.bench.bound import pipemax_bound
 from lab.paper.lengths import open_workload
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity
@@ -32,7 +33,6 @@ from pipemax.policy.layout_runs import (
     MAX_NUM_SEQS,
     capacity_of,
     engine_scenario,
-    pipemax_bound,
     run_pipemax,
     run_stock,
 )

@@ -1,6 +1,6 @@
 """Simulates one engine of a layout under each policy, with the size of a step that is fastest.
 
-``pipemax_bound`` costs a fraction of a simulation of PipeMax and says what PipeMax can reach at most. Pure.
+``pipemax_estimate`` costs a fraction of a simulation of PipeMax, and says roughly what PipeMax reaches. Pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,21 @@ from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
 from pipemax.policy.measured_choice import fastest, phases_may_be_faster
 from pipemax.sim.machine import BLOCK_TOKENS, prefill_step_tokens
 from pipemax.sim.result import SimulationResult
+from pipemax.sim.stage_times import StageTimes, StepWork
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
+from pipemax.sim.systems.pipemax_config import (
+    MIXED_TOKENS_TO_TRY,
+    PipeMaxOptions,
+    mixed_batching,
+    stage_configs,
+)
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload
 
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
 _GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
-_BOUNDLESS = 2**60
-"""Bytes of a GPU whose KV pool holds everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,8 @@ class StepSizes:
 
 
 ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS), mixed=MIXED_TOKENS_TO_TRY)
-_BOUND_SIZES = (256, 512, 1024, 2048)
+_ESTIMATE_SIZES = (256, 512, 1024, 2048)
+_PROMPT_TOKENS_OF_STEP, _FIXED_POINT_STEPS = 512, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,28 +172,51 @@ def run_pipemax(
     ]
 
 
-def pipemax_bound(scenario: Scenario, layout: Layout) -> float | None:
-    """Return the tokens/s of all replicas that PipeMax reaches in this layout at most, or None if it has one stage.
+def pipemax_estimate(scenario: Scenario, layout: Layout) -> float | None:
+    """Return roughly the tokens/s of all replicas that PipeMax reaches in this layout, or None if it has one stage.
 
-    PipeMax keeps in host memory what does not fit on the GPUs. So it cannot be faster than mixed steps on GPUs that
-    hold the KV of all rows, which are simulated here, with steps as large as those of its prompts too. Its phases may
-    be, by a few percent.
+    That is continuous batching on GPUs with room for what PipeMax copies to them too: up to p blocks a step for each
+    batch but the one that computes (n of the paper; its batches hold M/n + p(1 − 2/n) of M blocks). p follows from the
+    link and the time of a step, which follows from the room. It costs a twentieth of a simulation of PipeMax.
     """
     if layout.pipeline_parallel == 1:
         return None
-    node = replace(scenario.node, gpu=replace(scenario.node.gpu, memory_bytes=_BOUNDLESS))
-    boundless = replace(scenario, node=node)
+    bigger = replace(scenario.node.gpu, memory_bytes=_memory_with_copies(scenario, layout))
+    larger = replace(scenario, node=replace(scenario.node, gpu=bigger))
 
     def simulate(tokens: int) -> SimulationResult:
         policy = replace(stock_vllm(tokens, tensor=layout.tensor_parallel), max_running=None)
-        return ContinuousBatching(boundless, policy).simulate()
+        return ContinuousBatching(larger, policy).simulate()
 
-    _, mixed = _at_best_size(_BOUND_SIZES, simulate)
-    rates = [mixed.steady_tokens_per_s]
-    prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
-    if prompt_tokens > _BOUND_SIZES[-1]:
-        rates.append(simulate(prompt_tokens).steady_tokens_per_s)
-    return max(rates) * layout.replicas
+    _, result = _at_best_size(_ESTIMATE_SIZES, simulate)
+    return result.steady_tokens_per_s * layout.replicas
+
+
+def _memory_with_copies(scenario: Scenario, layout: Layout) -> int:
+    """Return the bytes of a GPU that holds what PipeMax holds on it and in flight to it."""
+    node, workload = scenario.node, scenario.workload
+    capacity = capacity_of(node, scenario.model, layout)
+    times = StageTimes(node, scenario.model, layout.parallelism)
+    stages = stage_configs(node, times, PipeMaxOptions(tensor=layout.tensor_parallel))
+    kv_of_row = float((workload.prompt_tokens + workload.output_tokens / 2).mean())
+    copied_blocks = 0.0
+    for _ in range(_FIXED_POINT_STEPS):
+        room_blocks = min(capacity.gpu_blocks + (len(stages) - 1) * copied_blocks, capacity.host_blocks)
+        kv_tokens = room_blocks * capacity.block_tokens / len(stages)
+        work = StepWork(
+            decode_requests=max(1, int(kv_tokens / kv_of_row)),
+            decode_context_tokens=int(kv_tokens),
+            prefill_tokens=_PROMPT_TOKENS_OF_STEP,
+            prefill_pairs=_PROMPT_TOKENS_OF_STEP * kv_of_row / 2,
+        )
+        step_s = max(times.stage_s(work))
+        copied_blocks = min(
+            stage.h2d_bytes_per_s * step_s / (capacity.block_tokens * stage.kv_bytes_per_token)
+            for stage in stages
+        )
+    more_blocks = max(0.0, room_blocks - capacity.gpu_blocks)
+    block_bytes = capacity.block_tokens * max(stage.kv_bytes_per_token for stage in stages)
+    return int(node.gpu.memory_bytes + more_blocks * block_bytes / node.gpu_memory_fraction)
 
 
 def _at_best_size(

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lab.bench.bound import pipemax_bound
 from lab.bench.results.settings import Setting
 from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
-from pipemax.policy.layout_runs import MAX_NUM_SEQS, pipemax_bound
+from pipemax.policy.layout_runs import MAX_NUM_SEQS
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.policy.measured_choice import fastest
 from pipemax.presets import load_workload

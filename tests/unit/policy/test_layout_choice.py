@@ -13,7 +13,7 @@ from pipemax.policy.layout_runs import (
     ALL_SIZES,
     capacity_of,
     engine_scenario,
-    pipemax_bound,
+    pipemax_estimate,
     run_pipemax,
     run_stock,
 )
@@ -98,7 +98,7 @@ def test_the_faster_of_both_policies_is_chosen(bus_bytes_per_s: float, *, is_pip
 
 
 @pytest.mark.long  # simulation
-def test_bounds_hide_no_layout_in_which_pipemax_is_fastest() -> None:
+def test_estimates_hide_no_layout_in_which_pipemax_is_fastest() -> None:
     node = small_node(num_gpus=4, kv_gb=0.8)
     choice = chosen_on(node, policy=Policy.PIPEMAX)
     fastest = 0.0
@@ -106,15 +106,15 @@ def test_bounds_hide_no_layout_in_which_pipemax_is_fastest() -> None:
         if layout_refusal(node, small_model(), layout) is not None:
             continue
         scenario = engine_scenario(node, small_model(), layout, SAMPLE, stops_at_drain=True)
-        bound = pipemax_bound(scenario, layout)
-        runs = run_pipemax(scenario, layout, [512])
-        assert (bound is None) == (layout.pipeline_parallel == 1) == (not runs)
+        estimate = pipemax_estimate(scenario, layout)
+        runs = run_pipemax(scenario, layout, ALL_SIZES.mixed[-1:])
+        assert (estimate is None) == (layout.pipeline_parallel == 1) == (not runs)
         for run in runs:
-            assert bound is not None
-            assert run.tokens_per_s <= 1.03 * bound, f"{run} in {layout}"
+            assert estimate is not None
+            assert 0.6 * estimate <= run.tokens_per_s <= 1.2 * estimate, f"{run} in {layout}"
             fastest = max(fastest, run.tokens_per_s)
     assert choice.best is not None
-    assert choice.best.tokens_per_s >= 0.97 * fastest
+    assert choice.best.tokens_per_s >= 0.99 * fastest
 
 
 @pytest.mark.long  # simulation
