@@ -10,7 +10,7 @@ from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, load_workload, override
 from pipemax.sim.workloads import Workload, draw_workload
 
-ROWS, MANY_ROWS, REASONING_ROWS = 6000, 36_000, 600
+ROWS, MANY_ROWS, REASONING_ROWS = 6000, 36_000, 400
 """Rows of a table. A run of few rows spends much of its time in its drain. A reasoning row has as many tokens as eleven
 of ShareGPT's, and GPUs hold few of them."""
 SEEDS = (0, 1)

@@ -99,6 +99,12 @@ def test_plan_capacity_names_what_is_wrong(small: list[str], arguments: list[str
     assert message in message_of(result)
 
 
+def test_plan_capacity_lists_the_nearest_names_of_an_unknown_node() -> None:
+    result = run("plan-capacity", "--rows", "10", "--price", "1", "--node", "g6.49xlarge")
+    assert result.exit_code == 2
+    assert "no node 'g6.49xlarge'; the nearest are g6.24xlarge, g6.48xlarge, g6.xlarge." in message_of(result)
+
+
 def test_trace_explain_says_why_a_step_did_what_it_did() -> None:
     result = run("trace", "explain", str(TRACES / "overflow.jsonl"))
     assert result.exit_code == 0
