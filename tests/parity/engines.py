@@ -18,7 +18,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -122,10 +122,10 @@ class _ObservedScheduler(PipeMaxScheduler):
         self.num_found_prefixes += found[1] > 0
         return found
 
-    def _make_cached_request_data(self, *args: Any) -> CachedRequestData:
-        cached = super()._make_cached_request_data(*args)
+    def sort_started(self, *args: Any) -> tuple[list[Any], list[Any]]:
+        started = super().sort_started(*args)
         self.num_resent += len(self._resent)
-        return cached
+        return started
 
     def _make_room(self, plan: StepPlan) -> None:
         self.num_evicted_in_flight += sum(
