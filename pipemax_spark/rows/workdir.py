@@ -338,8 +338,11 @@ class WorkDirectory:
         path = f"{self.path}/{_STOP}"
         if self._told_to_stop_by is not None or not self._files.exists(path):
             return
+        by = self._files.read_text(path)
+        if not by:
+            return  # it is being written: the next heartbeat reads it
         with self._stop_lock:
-            self._told_to_stop_by = by = self._files.read_text(path)
+            self._told_to_stop_by = by
             on_stop = self._on_stop
         log.warning("run %s takes over and tells this run to stop", by)
         on_stop(by)

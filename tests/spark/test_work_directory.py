@@ -87,6 +87,23 @@ def test_a_run_that_takes_over_waits_until_the_other_one_has_stopped(spark: Any,
     assert ["is told to stop" in text for text in said] == [True]
 
 
+def test_a_word_to_stop_that_is_still_being_written_is_read_once_it_is_there(
+    spark: Any, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    files = HadoopFiles(spark)
+    quick = {"table_id": TABLE, "run_id": "first", "say": print, "heartbeat_s": 0.05}
+    with WorkDirectory(files, str(tmp_path / "work"), **quick) as work:
+        work.when_told_to_stop(told.append)
+        heartbeat = tmp_path / "work" / TABLE / "first" / "heartbeat"
+        files.write_text(f"{work.path}/stop", "")
+        beat = heartbeat.stat().st_mtime_ns
+        wait_until(lambda: heartbeat.stat().st_mtime_ns > beat, 60, "a heartbeat after the empty word")
+        files.write_text(f"{work.path}/stop", "second")
+        wait_until(lambda: bool(told), 60, "the word to stop")
+    assert told == ["second"]
+
+
 def test_a_run_that_does_not_stop_keeps_its_directory(spark: Any, tmp_path: Path) -> None:
     said: list[str] = []
     with work_directory(spark, tmp_path / "work", "deaf", said):
