@@ -144,12 +144,12 @@ class GpuEntry:
         usual = _common().pcie_share * self.pcie_lanes * _LANE_BYTES_PER_S[self.pcie_generation]
         if self.host_nvlink_bytes_per_s is not None:
             usual = _common().pcie_share * self.host_nvlink_bytes_per_s / 2
-        own = self.achieved
-        inward = own.host_to_gpu_bytes_per_s or usual
+        achieved = self.achieved
+        inward = achieved.host_to_gpu_bytes_per_s or usual
         return LinkSpec(
             host_to_gpu_bytes_per_s=inward,
-            gpu_to_host_bytes_per_s=own.gpu_to_host_bytes_per_s or usual,
-            duplex_bytes_per_s=own.duplex_bytes_per_s or _common().duplex * inward,
+            gpu_to_host_bytes_per_s=achieved.gpu_to_host_bytes_per_s or usual,
+            duplex_bytes_per_s=achieved.duplex_bytes_per_s or _common().duplex * inward,
             per_copy_s=_common().per_copy_s,
             peer_bytes_per_s=peer_bytes_per_s,
             peer_latency_s=peer_latency_s,

@@ -201,10 +201,10 @@ def _node_names() -> list[str]:
 
 def _unknown(kind: str, name: str, known: list[str]) -> str:
     """Return a sentence with the names that are most like this one; those that begin with it come first."""
-    own = _plain(name)
+    plain_name = _plain(name)
 
     def distance(other: str) -> tuple[bool, float]:
-        return not other.startswith(own), -SequenceMatcher(a=own, b=other).ratio()
+        return not other.startswith(plain_name), -SequenceMatcher(a=plain_name, b=other).ratio()
 
     alike = sorted(known, key=lambda one: distance(_plain(one)))
     return (
