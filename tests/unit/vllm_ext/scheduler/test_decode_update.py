@@ -12,7 +12,13 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler, state_of
+from tests.unit.vllm_ext.fake_worker import (
+    MAX_MODEL_LEN,
+    FakeCore,
+    make_request,
+    make_scheduler,
+    state_of,
+)
 
 EOS, STOPS = 5, [6, 7]
 
@@ -107,6 +113,8 @@ class Pair:
             rng = Random(seed)
             for index in range(60):
                 core.add(random_request(index, rng))
+            core.add(make_request("to the limit", [1] * 20, 100))
+            core.add(make_request("of one token", [1], 10))
 
     def _watch(self, core: FakeCore, number: int) -> None:
         scheduler, execute = core.scheduler, core.worker.execute
@@ -136,7 +144,7 @@ class Pair:
                 taken.clear()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("asynchronous", "more"),
     [(False, {}), (True, {}), (True, {"batching": "mixed", "mixed_step_tokens": 12})],
@@ -152,10 +160,13 @@ def test_outputs_requests_and_blocks_are_those_of_vllm_s_own_loop(
         if step % 7 == 0 and live:
             core.scheduler.requests[live[-1]].record_event(EngineCoreEventType.QUEUED)
         if step % 9 == 0:
-            core.abort(live[:1])  # perhaps with a token on its way
+            core.abort(
+                [name for name in live if name != "to the limit"][:1]
+            )  # perhaps with a token on its way
         if step == 31:
             core.scheduler.reset_prefix_cache()
 
     pair.run(disturb)
     assert pair.cores[0].outputs == pair.cores[1].outputs
+    assert len(pair.cores[0].outputs["to the limit"]) == MAX_MODEL_LEN - 20
     assert pair.num_own_loops[0] < 0.6 * pair.num_own_loops[1], pair.num_own_loops
