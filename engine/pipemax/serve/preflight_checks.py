@@ -189,7 +189,7 @@ def _check_system(system: str | None, encoder: PromptEncoder, sampling: Sampling
     together = encoder.render(
         GenerationRequest(request_id="", messages=turns, system=system, sampling=sampling)
     )
-    if isinstance(alone, RequestError):  # the system message is not to blame
+    if isinstance(alone, RequestError):  # it fails without a system message too, for another reason
         return
     if isinstance(together, RequestError):
         reason = together.message

@@ -105,11 +105,11 @@ class StageTimes:
 
     def stage_s(self, work: StepWork) -> list[float]:
         """Return the seconds on each stage, all-reduce included; of a mixed step with the GPU's ``mixed_cost``."""
-        times, cost = self._plain_stage_s(work), self._node.gpu.mixed_cost
+        step_s, cost = self._plain_stage_s(work), self._node.gpu.mixed_cost
         if cost == 1.0 or not (work.decode_requests and work.prefill_tokens):
-            return times
-        decodes = self._plain_stage_s(work.decodes)
-        return [alone + cost * (both - alone) for alone, both in zip(decodes, times, strict=True)]
+            return step_s
+        decode_s = self._plain_stage_s(work.decodes)
+        return [decode + cost * (step - decode) for decode, step in zip(decode_s, step_s, strict=True)]
 
     def _plain_stage_s(self, work: StepWork) -> list[float]:
         layer_s = self._linear_layer_s(work.tokens) + self.all_reduce_layer_s(work.tokens)

@@ -61,7 +61,7 @@ def test_stages_run_one_step_at_a_time_in_the_order_submitted() -> None:
 
 
 def test_balanced_decode_batches_are_of_one_size_where_stock_vllms_are_not() -> None:
-    """Over steps of decodes alone, as many in a row as there are stages."""
+    """Compare as many consecutive decode steps as there are stages; steps with prompts are left out."""
 
     def spread(system: str) -> float:
         samples = simulate(system, small_scenario()).recording.decode_samples

@@ -86,7 +86,7 @@ def comparable(outputs: dict[int, EngineCoreOutputs]) -> dict[int, tuple[object,
 
 
 class Pair:
-    """Two cores with the same requests: one with the short loop, one with vLLM's alone."""
+    """Two cores with the same requests: one uses the short loop, the other only vLLM's own."""
 
     def __init__(self, *, asynchronous: bool, seed: int, **more: Any) -> None:
         self.cores = [
