@@ -10,6 +10,7 @@ from pipemax.transfer.commands import (
     StepCopies,
     StepWait,
 )
+from pipemax.transfer.layout import LayerSpan
 
 
 class StepTransfers(Protocol):
@@ -29,6 +30,15 @@ class StepTransfers(Protocol):
     def start_prefetches(self, copies: StepCopies) -> None:
         """Start the step's prefetches, once its inputs are on their way: a copy engine takes what comes first."""
 
+    def begin_group(self, group: int) -> None:
+        """Begin a group of layers of a step that computes in groups: it then sees all copies into this group.
+
+        The groups come in their order, between the start and the end of the step, each ended before the next begins.
+        """
+
+    def end_group(self, copies: StepCopies, group: int) -> None:
+        """Start the wave's copies into a group of layers, which the step has computed or whose kernels are enqueued."""
+
     def end_step(self, copies: StepCopies) -> None:
         """Start the step's stores: its KV is computed, or what computes it is enqueued."""
 
@@ -43,8 +53,8 @@ class CopyBackend(Protocol):
     def counts(self) -> CopyCounts:
         """The counts of what has been copied so far."""
 
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
-        """Queue host → GPU copies; returns at once."""
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
+        """Queue host → GPU copies, of whole blocks or only of these bytes of each; returns at once."""
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
         """Queue GPU → host copies of what has been computed; returns at once."""

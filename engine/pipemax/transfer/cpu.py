@@ -15,7 +15,7 @@ import torch
 
 from pipemax.domain.errors import TransferError
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyCounts
-from pipemax.transfer.layout import BlockLayout, ByteRows
+from pipemax.transfer.layout import BlockLayout, ByteRows, LayerSpan
 
 
 class HostPool:
@@ -53,8 +53,8 @@ class CpuCopyBackend:
         self._thread = threading.Thread(target=self._work, name="kv-copy", daemon=True)
         self._thread.start()
 
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
-        self._jobs.put(lambda: self._prefetch(prefetches))
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
+        self._jobs.put(lambda: self._prefetch(prefetches, span or LayerSpan(0, self._block_bytes)))
 
     def submit_stores(self, stores: Sequence[BlockStore]) -> None:
         self._jobs.put(lambda: self._store(stores))
@@ -84,14 +84,15 @@ class CpuCopyBackend:
             except Exception as error:  # raised again in wait(), where the caller can act on it
                 self._error = self._error or error
 
-    def _prefetch(self, prefetches: Sequence[BlockPrefetch]) -> None:
+    def _prefetch(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan) -> None:
         begin_s = time.perf_counter()
+        part = slice(span.first_byte, span.first_byte + span.num_bytes)
         for prefetch in prefetches:
-            np.copyto(self._gpu[prefetch.target], self._host[prefetch.source])
+            np.copyto(self._gpu[prefetch.target, part], self._host[prefetch.source, part])
         self._prefetch_s.append(time.perf_counter() - begin_s)
         self.counts = replace(
             self.counts,
-            loaded_bytes=self.counts.loaded_bytes + len(prefetches) * self._block_bytes,
+            loaded_bytes=self.counts.loaded_bytes + len(prefetches) * span.num_bytes,
         )
 
     def _store(self, stores: Sequence[BlockStore]) -> None:

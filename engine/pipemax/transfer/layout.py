@@ -81,17 +81,21 @@ class BlockLayout:
     def pool_shape(self, num_blocks: int) -> tuple[int, int]:
         return (num_blocks, self.block_bytes)
 
-    def group_spans(self, num_groups: int) -> tuple["LayerSpan", ...]:
+    def layer_groups(self, num_groups: int) -> tuple[range, ...]:
         """Divide the layers into groups that differ by one layer at most; ``ValueError`` if one would have none."""
         if not 1 <= num_groups <= self.num_layers:
             raise ValueError(f"{self.num_layers} layers cannot make {num_groups} groups")
         ends = [self.num_layers * (group + 1) // num_groups for group in range(num_groups)]
+        return tuple(range(first, end) for first, end in pairwise([0, *ends]))
+
+    def group_spans(self, num_groups: int) -> tuple["LayerSpan", ...]:
+        """Return the bytes of each of ``layer_groups``."""
         return tuple(
             LayerSpan(
-                first * self.layer_stride_bytes,
-                (end - first - 1) * self.layer_stride_bytes + self.layer_bytes,
+                layers.start * self.layer_stride_bytes,
+                (len(layers) - 1) * self.layer_stride_bytes + self.layer_bytes,
             )
-            for first, end in pairwise([0, *ends])
+            for layers in self.layer_groups(num_groups)
         )
 
     @property

@@ -170,6 +170,45 @@ class TestOrchestrator:
         assert np.array_equal(host.rows[5], tail)
         orchestrator.close()
 
+    def test_a_wave_overwrites_each_group_of_layers_once_it_is_computed(
+        self, gpu: ByteRows, host: HostPool
+    ) -> None:
+        victim = gpu[3].copy()
+        host.rows[1], host.rows[0] = 7, 9
+        groups = host.layout.group_spans(2)
+        backend = CpuCopyBackend(gpu, host.rows)
+        orchestrator = Orchestrator(backend, groups)
+        copies = StepCopies(
+            step_id=StepId(6), prefetches=(prefetch(0, 2),), wave_prefetches=(prefetch(1, 3),), in_groups=True
+        )
+        orchestrator.begin_step(copies)
+        orchestrator.start_prefetches(copies)
+        for group, (first_byte, num_bytes) in enumerate(groups):
+            orchestrator.begin_group(group)
+            assert np.array_equal(gpu[3, first_byte:], victim[first_byte:])
+            orchestrator.end_group(copies, group)
+            backend.wait()
+            assert (gpu[3, first_byte : first_byte + num_bytes] == 7).all()
+        orchestrator.end_step(copies)
+        (timing,) = orchestrator.begin_step(StepCopies()).prefetches
+        assert (timing.step_id, timing.num_blocks) == (6, 2)
+        assert (gpu[2] == 9).all()
+        assert backend.counts.loaded_bytes == 2 * gpu[2].nbytes
+        orchestrator.close()
+
+    def test_a_step_that_does_not_tell_of_its_groups_fails(self, gpu: ByteRows, host: HostPool) -> None:
+        """As it would in an engine whose layers call no hooks: the wave's copies were never made."""
+        orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows), host.layout.group_spans(2))
+        copies = StepCopies(wave_prefetches=(prefetch(1, 3),), in_groups=True)
+        orchestrator.begin_step(copies)
+        with pytest.raises(AssertionError, match="ends in group 0"):
+            orchestrator.end_step(copies)
+        orchestrator.close()
+        unwatched = Orchestrator(CpuCopyBackend(gpu, host.rows))
+        with pytest.raises(AssertionError, match="nobody watches"):
+            unwatched.begin_step(copies)
+        unwatched.close()
+
     def test_steps_alternate(self, gpu: ByteRows, host: HostPool) -> None:
         orchestrator = Orchestrator(CpuCopyBackend(gpu, host.rows))
         with pytest.raises(AssertionError, match="no step"):

@@ -26,6 +26,12 @@ class SwappedPrefetches:
     def start_prefetches(self, copies: StepCopies) -> None:
         self._inner.start_prefetches(replace(copies, prefetches=_swapped(copies.prefetches)))
 
+    def begin_group(self, group: int) -> None:
+        self._inner.begin_group(group)
+
+    def end_group(self, copies: StepCopies, group: int) -> None:
+        self._inner.end_group(replace(copies, wave_prefetches=_swapped(copies.wave_prefetches)), group)
+
     def end_step(self, copies: StepCopies) -> None:
         self._inner.end_step(copies)
 

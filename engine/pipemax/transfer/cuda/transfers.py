@@ -127,6 +127,7 @@ class CudaTransfers:
 
     def begin_step(self, copies: StepCopies) -> StepWait:
         assert not self._is_in_step, "the step before has not ended"
+        assert self._groups or not copies.in_groups, "a step in groups of layers, which nobody watches"
         self._is_in_step = True
         self._has_unstarted = copies.num_prefetches > 0
         self._step += 1

@@ -12,7 +12,7 @@ from pipemax.transfer.checks.copy_check import CopyCheck, check_copies
 from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE, PoisonedPrefetches
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, StepWait
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
-from pipemax.transfer.layout import KV_DTYPES, BlockLayout
+from pipemax.transfer.layout import KV_DTYPES, BlockLayout, LayerSpan
 from pipemax.transfer.orchestrator import Orchestrator
 
 LAYOUT = BlockLayout(
@@ -31,7 +31,7 @@ class DropsAStore(Backend):
 
 
 class TakesTheNeighboursBlock(Backend):
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
         sources = [prefetch.source for prefetch in prefetches]
         moved = zip(sources[1:] + sources[:1], prefetches, strict=True)
         super().submit_prefetches([BlockPrefetch(source, prefetch.target) for source, prefetch in moved])
@@ -43,7 +43,7 @@ class ForgetsTheLastBytes(Backend):
 
 
 class DamagesWhatItCopies(Backend):
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
         super().submit_prefetches(prefetches)
         self.wait()
         self._gpu[prefetches[-1].target, 3] ^= 1
@@ -138,8 +138,8 @@ def test_pools_that_are_too_small_are_refused() -> None:
 
 
 class DropsPrefetches(Backend):
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
-        super().submit_prefetches([])
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
+        super().submit_prefetches([], span)
 
 
 @pytest.mark.parametrize(("backend_type", "expected"), [(Backend, 7), (DropsPrefetches, NAN_BYTE)])
@@ -157,6 +157,27 @@ def test_a_prefetch_that_is_left_out_leaves_poison(backend_type: type[CpuCopyBac
             transfers.end_step(copies)
     assert gpu_rows[2].unique().tolist() == [expected]
     assert gpu_rows[1].unique().tolist() == [7]
+
+
+@pytest.mark.parametrize(("backend_type", "expected"), [(Backend, 1), (DropsPrefetches, NAN_BYTE)])
+def test_a_wave_s_poison_follows_the_computation(backend_type: type[CpuCopyBackend], expected: int) -> None:
+    gpu_rows = torch.full(LAYOUT.pool_shape(4), 7, dtype=torch.uint8)
+    pool = HostPool(LAYOUT, 4)
+    pool.tensor.fill_(1)
+    groups = LAYOUT.group_spans(2)
+    copies = StepCopies(wave_prefetches=(BlockPrefetch(source=0, target=2),), in_groups=True)  # type: ignore[arg-type]
+    backend = backend_type(gpu_rows.numpy(), pool.rows)
+    with closing(Orchestrator(backend, groups)) as inner:
+        transfers = PoisonedPrefetches(inner, gpu_rows, groups)
+        transfers.begin_step(copies)
+        transfers.start_prefetches(copies)
+        for group, (first_byte, num_bytes) in enumerate(groups):
+            transfers.begin_group(group)
+            assert gpu_rows[2, first_byte:].unique().tolist() == [7]
+            transfers.end_group(copies, group)
+            backend.wait()
+            assert gpu_rows[2, first_byte : first_byte + num_bytes].unique().tolist() == [expected]
+        transfers.end_step(copies)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in KV_DTYPES if dtype.is_floating_point], ids=str)

@@ -12,6 +12,7 @@ class Recording:
         self.begun: list[StepCopies] = []
         self.started: list[StepCopies] = []
         self.ended: list[StepCopies] = []
+        self.groups: list[int] = []
 
     @property
     def counts(self) -> CopyCounts:
@@ -22,6 +23,13 @@ class Recording:
         return StepWait(stall_s=0.0, prefetches=())
 
     def start_prefetches(self, copies: StepCopies) -> None:
+        self.started.append(copies)
+
+    def begin_group(self, group: int) -> None:
+        self.groups.append(group)
+
+    def end_group(self, copies: StepCopies, group: int) -> None:
+        assert group == self.groups[-1]
         self.started.append(copies)
 
     def end_step(self, copies: StepCopies) -> None:
@@ -45,6 +53,17 @@ def test_each_prefetch_takes_the_block_of_the_next() -> None:
     swapped.end_step(copies)
     assert inner.started == [StepCopies(prefetches=prefetches(4, 5, 3), stores=stores, store_fence=None)]
     assert inner.begun == inner.ended == [copies]
+
+
+def test_each_prefetch_of_a_wave_takes_the_block_of_the_next() -> None:
+    inner = Recording()
+    swapped = SwappedPrefetches(inner)
+    copies = StepCopies(wave_prefetches=prefetches(3, 4, 5), in_groups=True)
+    for group in range(2):
+        swapped.begin_group(group)
+        swapped.end_group(copies, group)
+    assert inner.started == [StepCopies(wave_prefetches=prefetches(4, 5, 3), in_groups=True)] * 2
+    assert inner.groups == [0, 1]
 
 
 def test_a_step_without_prefetches_is_as_it_was() -> None:
