@@ -138,7 +138,8 @@ class Steps:
     def _gather(self, requests: dict[str, Any]) -> StepCopies:
         for request_id in self._parked:
             self._gatherer.prefetch(request_id, 0, PARKED_BLOCKS, is_last=True)
-        return self._gatherer.take(requests, dict.fromkeys(requests, 1))
+        self._gatherer.store(requests, dict.fromkeys(requests, 1))
+        return self._gatherer.take()
 
     def _carry_out(self, copies: StepCopies) -> None:
         self._transfers.begin_step(copies)

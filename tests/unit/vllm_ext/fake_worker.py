@@ -183,6 +183,7 @@ class FakeWorker:
         self._late: tuple[BlockPrefetch, ...] = ()
         """Prefetches of the step before that this one must not need."""
         self.num_later_prefetches = 0
+        self.num_wave_prefetches = 0
         self.num_abandoned = 0
         self._tokens: dict[str, list[int]] = {}
         self._tables: dict[str, list[list[int]]] = {}
@@ -209,6 +210,10 @@ class FakeWorker:
         self._update_tables(output)
         assert self._num_slots is None or len(self._tokens) <= self._num_slots, "no free slot"
         sampled = {name: self._run(name, count) for name, count in output.num_scheduled_tokens.items()}
+        assert metadata.copies.in_groups or not metadata.copies.wave_prefetches
+        # Behind the computation, and before the stores of what it wrote: none may read what the wave overwrites.
+        self._load((*metadata.copies.wave_prefetches,))
+        self.num_wave_prefetches += len(metadata.copies.wave_prefetches)
         self._store(metadata.copies.stores)
         for tokens in metadata.copies.token_stores:
             slots = slice(tokens.first_slot, tokens.first_slot + tokens.num_slots)

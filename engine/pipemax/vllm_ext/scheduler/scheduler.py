@@ -99,6 +99,7 @@ class PipeMaxScheduler(PlannedScheduler):
         self._counters = Counters()
         self._num_added = 0
         self._plan: StepPlan | None = None  # being carried out
+        self._overwritten: list[str] = []  # by the wave of the last step
         self._num_found: dict[str, int] = {}  # by request being prefetched: leading blocks that need no copy
         self._resent: list[NewRequestData] = []  # in the step being made: they had lost their slots
         self._schedules_decodes = can_schedule_decodes(self)
@@ -185,8 +186,8 @@ class PipeMaxScheduler(PlannedScheduler):
         self._make_room(plan)
         if self._frees_windows:
             self._free_skipped(plan)
-        for item in plan.prefetch:
-            self._prefetch(plan, item)
+        if plan.overwrite is None:
+            self._prefetch_planned(plan)
         self._gpu.return_vacated()
         output = self._run(plan)
         self._counters.schedule_s += time.perf_counter() - begin_s
@@ -227,22 +228,48 @@ class PipeMaxScheduler(PlannedScheduler):
         self._events.append(RequestAdmitted(request=spec))
 
     def _make_room(self, plan: StepPlan) -> None:
+        self._evict_overwritten()
         for request_id in plan.recompute:
             request = self._started.pop(request_id)
             self.drop_kv(request)
             self._not_started[request_id] = request
             self._forget_kv(request_id)
         for request_id in plan.evict:
-            self._copies.save_last(request_id)
-            self._gpu.evict(self._started[request_id])
-            self._workers.leave_gpu(request_id)
-            self._stop_prefetching(request_id)
+            self._evict(request_id)
+
+    def _evict(self, request_id: str) -> None:
+        self._copies.save_last(request_id)
+        self._gpu.evict(self._started[request_id])
+        self._workers.leave_gpu(request_id)
+        self._stop_prefetching(request_id)
+
+    def _evict_overwritten(self) -> None:
+        """Evict what the last step has overwritten, of which it left the block that it wrote to."""
+        for request_id in self._overwritten:
+            if request_id in self._started:  # it has not ended since
+                self._evict(request_id)
+        self._overwritten.clear()
 
     def _free_skipped(self, plan: StepPlan) -> None:
         """Free what the planned step no longer attends to; the plan counts on it."""
         for request_id in plan.run:
             if (request := self._started.get(request_id)) is not None:
                 self._gpu.free_skipped(request)
+
+    def _overwrite(self, request_ids: Sequence[str]) -> None:
+        """Free what a wave may overwrite of requests that the step runs; their block tables are made already."""
+        for request_id in request_ids:
+            request = self.requests[request_id]
+            first, end = (
+                self._prefix_blocks.get(request_id, 0),
+                request.num_computed_tokens // self.block_size,
+            )
+            self._copies.let_waves_overwrite(self._gpu.overwrite(request, first, end))
+        self._overwritten += request_ids
+
+    def _prefetch_planned(self, plan: StepPlan) -> None:
+        for item in plan.prefetch:
+            self._prefetch(plan, item)
 
     def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
         """Allocate GPU blocks for the whole request with its first part; then add the copies of what is missing."""
@@ -336,9 +363,17 @@ class PipeMaxScheduler(PlannedScheduler):
 
     def step_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """Return the plan's prefetches, and the stores that keep every replica complete."""
-        assert self._plan is not None
-        copies = self._copies.take(self.requests, output.num_scheduled_tokens)
-        return StepMetadata(self._plan.step_id, copies)
+        plan = self._plan
+        assert plan is not None
+        self._copies.store(self.requests, output.num_scheduled_tokens)
+        has_waves = plan.overwrite is not None
+        if plan.overwrite is not None:
+            # Not before vLLM has given the step its blocks: it would give it those that the wave overwrites.
+            self._overwrite(plan.overwrite)
+            self._prefetch_planned(plan)
+            self._gpu.return_vacated()
+        copies = self._copies.take(in_groups=has_waves and bool(output.num_scheduled_tokens))
+        return StepMetadata(plan.step_id, copies)
 
     # -- outputs, and whatever ends requests ------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Counters:
 
     def count_run(self, plan: StepPlan, ran: Collection[str]) -> None:
         """Count a plan, of which the requests ``ran`` did. A mixed step with decodes counts as a decode step."""
-        self.evictions += len(plan.evict)
+        self.evictions += len(plan.evict) + len(plan.overwrite or ())
         self.recomputes += len(plan.recompute)
         self.refused += len(plan.run) - len(ran)
         if not ran:

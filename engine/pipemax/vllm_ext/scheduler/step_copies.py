@@ -4,7 +4,7 @@ This module decides nothing: the plan says which requests leave and which come, 
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,12 @@ class CopyGatherer:
         self._prefetches = _Pairs()
         self._later_prefetches = _Pairs()
         self._abandons_prefetches = False
+        self._overwritten: list[
+            int
+        ] = []  # in a wave: prefetches to these blocks follow the step's computation
+        self._stores = _Pairs()
+        self._tokens = _int32s()  # of token stores, one field after the other
+        self._begun: list[GpuBlockId] = []  # blocks that the step writes from their first slot on
 
     def save_last(self, request_id: str) -> None:
         """Save a request's last block before it leaves the GPU, if the host lacks part of the block."""
@@ -68,12 +74,13 @@ class CopyGatherer:
         """Note that a request of which only a part was prefetched gives its blocks back."""
         self._abandons_prefetches = True
 
-    def take(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> StepCopies:
-        """Return all copies of a step that runs these, with the stores that keep every replica complete."""
-        size = self._block_tokens
-        stores = _Pairs()
-        tokens = _int32s()  # of token stores, one field after the other
-        overwrites: list[GpuBlockId] = []
+    def let_waves_overwrite(self, blocks: Sequence[int]) -> None:
+        """Note that the step still reads these GPU blocks, which its prefetches may overwrite behind it."""
+        self._overwritten += blocks
+
+    def store(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> None:
+        """Gather the stores that keep every replica complete, of a step that runs these."""
+        size, stores, tokens = self._block_tokens, self._stores, self._tokens
         # Some hundred decodes a step store one token each: of their part, every call counts.
         gpu_block, extend_last, stores_tokens = (
             self._gpu.block,
@@ -86,7 +93,7 @@ class CopyGatherer:
             end = computed + num_tokens
             first_new, end_block = -(-computed // size), -(-end // size)
             if first_new < end_block:
-                overwrites += self._gpu.new_blocks(request_id, first_new, end_block)
+                self._begun += self._gpu.new_blocks(request_id, first_new, end_block)
             # Counted from what the host has, not from what is computed: KV found on the GPU is replicated too.
             last = extend_last(request_id, end)
             if last is not None:
@@ -102,14 +109,19 @@ class CopyGatherer:
                     stores.targets.append(host_block)
                 else:
                     tokens.extend((source, host_block, first_slot, num_slots))
+
+    def take(self, *, in_groups: bool = False) -> StepCopies:
+        """Return all copies of a step. ``in_groups``: it computes group of layers by group of layers."""
         saves, self._saves = tuple(self._saves), []
-        block_stores = stores.rows(BlockStore)
-        token_stores = CopyRows(TokenStore, np.array(tokens, dtype=np.int32).reshape(-1, 4))
+        block_stores, self._stores = self._stores.rows(BlockStore), _Pairs()
+        token_stores = CopyRows(TokenStore, np.array(self._tokens, dtype=np.int32).reshape(-1, 4))
+        self._tokens = _int32s()
         prefetches, self._prefetches = self._prefetches.rows(BlockPrefetch), _Pairs()
         later_prefetches, self._later_prefetches = self._later_prefetches.rows(BlockPrefetch), _Pairs()
         abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False
+        begun, self._begun = self._begun, []
         fence = self._fences.plan_step(
-            overwrites=overwrites, saves=saves, stores=block_stores, token_stores=token_stores
+            overwrites=begun, saves=saves, stores=block_stores, token_stores=token_stores
         )
         prefetch_fence = self._prefetch_fences.plan_step(
             saves=saves,
@@ -117,13 +129,35 @@ class CopyGatherer:
             stores=block_stores,
             token_stores=token_stores,
         )
+        wave = _NO_PREFETCHES
+        if self._overwritten:
+            prefetches, behind = _split(prefetches, self._overwritten)
+            later_prefetches, behind_later = _split(later_prefetches, self._overwritten)
+            wave = behind.joined(behind_later)
+            self._overwritten.clear()
         return StepCopies(
             saves=saves,
             prefetches=prefetches,
             later_prefetches=later_prefetches,
+            wave_prefetches=wave,
+            in_groups=in_groups,
             abandons_prefetches=abandons_prefetches,
             stores=block_stores,
             token_stores=token_stores,
             store_fence=fence,
             prefetch_fence=prefetch_fence,
         )
+
+
+_NO_PREFETCHES = _Pairs().rows(BlockPrefetch)
+
+
+def _split(
+    prefetches: CopyRows[BlockPrefetch], blocks: Sequence[int]
+) -> tuple[CopyRows[BlockPrefetch], CopyRows[BlockPrefetch]]:
+    """Return the prefetches to other GPU blocks than these, and those to these."""
+    is_behind = np.isin(prefetches.table[:, 1], blocks)
+    return (
+        CopyRows(BlockPrefetch, prefetches.table[~is_behind]),
+        CopyRows(BlockPrefetch, prefetches.table[is_behind]),
+    )

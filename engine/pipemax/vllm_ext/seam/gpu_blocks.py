@@ -117,7 +117,24 @@ class GpuBlocks:
 
         Call ``return_vacated`` before vLLM's scheduler looks for free blocks.
         """
-        blocks = self._manager.pop_blocks_for_free(request)
+        self._vacate(self._manager.pop_blocks_for_free(request))
+
+    def overwrite(self, request: Request, first: int, end: int) -> list[int]:
+        """Free blocks ``[first, end)`` of a request, which the step being made still reads; return their ids.
+
+        To vLLM they have left a window: the request's table holds null blocks in their place until it is evicted, and
+        its other blocks keep their places. Call ``return_vacated`` as for ``evict``.
+        """
+        request_id = request.request_id
+        blocks = self._blocks_of[request_id]
+        freed = blocks[first:end]
+        blocks[first:end] = [self._pool.null_block] * len(freed)
+        # vLLM enters a block into the prefix cache when it knows its last token, which may come after this.
+        self._group.num_cached_block[request_id] = max(end, self._group.num_cached_block.get(request_id, 0))
+        self._vacate(freed)
+        return [block.block_id for block in freed]
+
+    def _vacate(self, blocks: list[KVCacheBlock]) -> None:
         vacated = [
             block
             for block in blocks
@@ -126,7 +143,11 @@ class GpuBlocks:
         self._vacated += vacated
         if len(vacated) < len(blocks):
             # Others share them, or may find them by their hashes. The last go first, as vLLM frees them.
-            kept = [block for block in blocks if block.ref_cnt > 1 or block._block_hash is not None]
+            kept = [
+                block
+                for block in blocks
+                if not block.is_null and (block.ref_cnt > 1 or block._block_hash is not None)
+            ]
             self._pool.free_blocks(reversed(kept))
 
     def return_vacated(self) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,9 +48,7 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
     assert controller.stages == (stage,)
     assert (controller.host_blocks, controller.num_batches, controller.steady_window) == (7, 3, 4)
     assert (controller.max_num_seqs, controller.max_on_gpu) == (8, 24)
-    waves = replace(read, controller={"wave_groups": 4})
-    with pytest.raises(ValueError, match="only the simulator"):
-        waves.controller_config(gpu_blocks=5, block_tokens=32, prefill_chunk_tokens=64, max_slots=100)
+    assert controller.wave_groups is None
 
 
 @pytest.mark.parametrize(

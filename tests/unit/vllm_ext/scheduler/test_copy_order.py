@@ -13,7 +13,7 @@ from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.vllm_ext.runtime_settings import encode_stage
 from pipemax.vllm_ext.worker.connector import StepMetadata
-from tests.fakes.kv_stage import TINY, fake_token_store, token_spans
+from tests.fakes.kv_stage import GROUPED, TINY, fake_token_store, token_spans
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 from tests.unit.vllm_ext.fake_worker import (
     BLOCK_TOKENS,
@@ -31,16 +31,27 @@ class RecordedWorker(FakeWorker):
     """Checks what is read as its parent does, and in which order it may be read."""
 
     def __init__(
-        self, rng: Random, dropped: Fence | None = None, num_slots: int | None = None, stages: int = 1
+        self,
+        rng: Random,
+        dropped: Fence | None = None,
+        num_slots: int | None = None,
+        stages: int = 1,
+        *,
+        num_groups: int = 0,
     ) -> None:
+        """``num_groups``: of layers, in which steps compute; 0 without waves."""
         super().__init__(num_slots, stages)
-        block_bytes = TINY.block_bytes
+        self._layout = layout = GROUPED if num_groups else TINY
+        self._groups = layout.layer_groups(num_groups) if num_groups else ()
+        block_bytes = layout.block_bytes
         self.device = RecordingDevice(
             gpu_blocks=GPU_BLOCKS + 1, host_blocks=HOST_BLOCKS, block_bytes=block_bytes, dropped=dropped
         )
-        make_token_store = fake_token_store(self.device, TINY)
         self._transfers = CudaTransfers(
-            self.device, block_bytes=block_bytes, make_token_store=make_token_store
+            self.device,
+            block_bytes=block_bytes,
+            make_token_store=fake_token_store(self.device, layout),
+            groups=layout.group_spans(num_groups) if num_groups else (),
         )
         self._rng = rng
 
@@ -50,19 +61,29 @@ class RecordedWorker(FakeWorker):
         self._transfers.begin_step(copies)
         self._transfers.start_prefetches(copies)
         result = super().execute(output)
+        if copies.in_groups:
+            for group, layers in enumerate(self._groups):
+                self._transfers.begin_group(group)
+                self._launch(output, slice(layers.start, layers.stop))
+                self._transfers.end_group(copies, group)
+        else:
+            self._launch(output)
+        self._transfers.end_step(copies)
+        for _ in range(self._rng.randint(0, 6)):
+            self.device.advance(self._rng.choice(list(Lane)))
+        return result
+
+    def _launch(self, output: SchedulerOutput, layers: slice = slice(None)) -> None:
         for name, count in output.num_scheduled_tokens.items():
             computed, (table,) = self._computed[name], self._tables[name]
             places = [
                 (table[token // BLOCK_TOKENS], token % BLOCK_TOKENS) for token in range(computed + count)
             ]
             reads, writes = (
-                token_spans(Pool.GPU, TINY, part) for part in (places[:computed], places[computed:])
+                token_spans(Pool.GPU, self._layout, part, layers)
+                for part in (places[:computed], places[computed:])
             )
             self.device.launch(Lane.COMPUTE, FakeKernel(reads, writes, lambda: None))
-        self._transfers.end_step(copies)
-        for _ in range(self._rng.randint(0, 6)):
-            self.device.advance(self._rng.choice(list(Lane)))
-        return result
 
 
 def run(
@@ -101,7 +122,8 @@ def run(
         scheduler.recalibrate([encode_stage(slow)] * stages)
     core = FakeCore(scheduler, depth=stages if runner == 1 else stages + 1)
     num_slots = None if runner == 1 else scheduler.max_num_running_reqs
-    core.worker = RecordedWorker(rng, dropped, num_slots, stages)
+    num_groups = controller.get("wave_groups", 0)
+    core.worker = RecordedWorker(rng, dropped, num_slots, stages, num_groups=num_groups)
     template = [rng.randrange(1000) for _ in range(13)]
     expected: dict[str, list[int]] = {}
     for index in range(40):
@@ -144,3 +166,18 @@ def test_prefetches_in_parts_are_needed_later_and_nobody_touches_them_before(run
         assert core.worker.num_later_prefetches > 50
         num_abandoned += core.worker.num_abandoned
     assert num_abandoned > 0
+
+
+@pytest.mark.parametrize("stores_tokens", [False, True], ids=["blocks", "tokens"])
+@pytest.mark.parametrize("runner", [1, 2])
+def test_no_step_races_with_the_copies_of_a_wave(runner: int, stores_tokens: bool) -> None:
+    core = run(3, stores_tokens=stores_tokens, runner=runner, wave_groups=2)
+    assert core.worker.num_wave_prefetches > 20
+    assert core.worker.device.races == []
+
+
+@pytest.mark.parametrize("fence", [Fence.WAVE_AFTER_GROUP, Fence.GROUP_AFTER_WAVE])
+def test_waves_without_their_fences_have_races(fence: Fence) -> None:
+    assert any(
+        run(seed, stores_tokens=True, dropped=fence, wave_groups=2).worker.device.races for seed in range(4)
+    )
