@@ -25,6 +25,7 @@ from pydantic import (
 from pipemax.domain.choices import BatchingChoice as BatchingChoice
 from pipemax.domain.choices import ChatMode as ChatMode
 from pipemax.domain.choices import Policy as Policy
+from pipemax.domain.choices import Waves as Waves
 from pipemax.domain.specs import KvCacheDtype
 from pipemax.removed import removed_key
 from pipemax.vllm_names import CHANGE_ANSWERS, MOVED_TO_SPEED
@@ -184,6 +185,11 @@ class EngineConfig(BaseModel):
         description="policy pipemax: decode batches in rotation; default: one for each pipeline stage, and two for "
         "one.",
     )
+    waves: Waves = Field(
+        Waves.AUTO,
+        description="policy pipemax: on has prefetched KV overwrite the KV of the batch that computes, behind the "
+        "computation and layer by layer, which leaves room for larger batches; only on CPUs so far. auto is off.",
+    )
     calibration: Path | None = Field(
         None,
         description="policy pipemax and auto: a file written by pipemax check-node --out; default: what this machine "
@@ -302,6 +308,11 @@ class EngineConfig(BaseModel):
                 "executors, from your cluster's store of secrets"
             )
         return arguments
+
+    @field_validator("waves", mode="before")
+    @classmethod
+    def _yaml_reads_on_as_true(cls, waves: Any) -> Any:
+        return {True: Waves.ON, False: Waves.OFF}[waves] if isinstance(waves, bool) else waves
 
     @field_validator("vllm", "vllm_speed")
     @classmethod

@@ -42,6 +42,8 @@ from tests.parity.faulty_connector import Fault, WorkerPool, host_pool, set_faul
 _REPOSITORY = Path(__file__).parents[2]
 GPU_BLOCKS = 320  # at start; settings take fewer
 HOST_MIB = 96
+WAVE_GROUPS = 4
+"""A layer each, of the four of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,12 @@ class Kind:
         return 16 if self.family == "deepseek" else BLOCK_TOKENS
 
     @property
+    def has_waves(self) -> bool:
+        """Whether the layers tell of their computation, and settings may have waves."""
+        is_plain = self.family == "llama" and not (self.gpu_path or self.frees_windows)
+        return is_plain and self.policy == "pipemax" and self.pp == 2 and self.tp == 1
+
+    @property
     def depth(self) -> int:
         """Steps that can be in flight."""
         return self.pp + self.asynchronous
@@ -104,6 +112,8 @@ class Setting:
     is_stock: bool = False
     """vLLM's own scheduler, with ample blocks: what the answers must be."""
     controller: dict[str, Any] = field(default_factory=dict)
+    waves: bool = False
+    """Only of a kind that ``has_waves``."""
 
 
 STOCK = Setting(is_stock=True, gpu_blocks=GPU_BLOCKS - 1, fault=Fault.NONE)
@@ -116,6 +126,7 @@ class _ObservedScheduler(PipeMaxScheduler):
     num_planned_in_flight = 0
     num_resent = 0
     num_found_prefixes = 0
+    num_wave_prefetches = 0
 
     def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, int, int, bool]:
         found = super()._get_local_prefix_cache_hit(request)
@@ -126,6 +137,11 @@ class _ObservedScheduler(PipeMaxScheduler):
         started = super().sort_started(*args)
         self.num_resent += len(self._resent)
         return started
+
+    def step_metadata(self, output: SchedulerOutput) -> StepMetadata:
+        metadata = super().step_metadata(output)
+        self.num_wave_prefetches += len(metadata.copies.wave_prefetches)
+        return metadata
 
     def _make_room(self, plan: StepPlan) -> None:
         self.num_evicted_in_flight += sum(
@@ -210,6 +226,7 @@ class ParityEngine:
         config.scheduler_config.max_num_seqs = setting.slots or self._num_slots
         extra_config = config.kv_transfer_config.kv_connector_extra_config
         settings = RuntimeSettings.from_extra_config(extra_config)
+        assert self.kind.has_waves or not setting.waves, self.kind
         extra_config.update(
             replace(
                 settings,
@@ -217,6 +234,7 @@ class ParityEngine:
                 host_kv_tokens=setting.host_blocks * self.kind.block_tokens,
                 stores_tokens=self.kind.gpu_path,
                 controller=setting.controller,
+                wave_groups=WAVE_GROUPS if setting.waves else None,
             ).to_extra_config()
         )
         with runner_version(self.kind.runner):
@@ -315,6 +333,7 @@ def _engine_config(model: str, kind: Kind) -> EngineConfig:
         host_kv_gib=HOST_MIB / 1024,
         batching="separated" if kind.family == "deepseek" else "auto",
         enable_prefix_caching=not kind.frees_windows,
+        waves="on" if kind.has_waves else "auto",
         vllm={
             "num_gpu_blocks_override": GPU_BLOCKS,
             "distributed_executor_backend": "mp",

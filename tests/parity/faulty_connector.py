@@ -13,7 +13,7 @@ from pipemax.transfer.checks.poisoned_prefetches import NAN_BYTE
 from pipemax.transfer.commands import BlockPrefetch
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.cuda.device import Fence
-from pipemax.transfer.layout import BlockLayout, ByteRows
+from pipemax.transfer.layout import BlockLayout, ByteRows, LayerSpan
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector
 
 
@@ -30,6 +30,8 @@ class Fault(Enum):
     """Every few prefetches, a block's copy is left out, over whatever was there before."""
     CORRUPT = "corrupt"
     """The negative control: every few prefetches, a block's copy comes from its neighbour's source."""
+    EARLY = "early"
+    """The negative control of waves: the copies into each group of layers but the first come one group too early."""
 
 
 class FaultyConnector(PipeMaxConnector):
@@ -63,12 +65,13 @@ class FaultyBackend(CpuCopyBackend):
         self._fault = fault
         self._host_rows[:] = NAN_BYTE
 
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
         self._num_prefetches += 1
+        begin, size = span or LayerSpan(0, self._gpu_rows.shape[1])
         match self._fault:
             case Fault.POISON:
                 for prefetch in prefetches:
-                    self._gpu_rows[prefetch.target] = NAN_BYTE
+                    self._gpu_rows[prefetch.target, begin : begin + size] = NAN_BYTE
             case Fault.LOST if self._num_prefetches % self.FAULT_EVERY == 0:
                 self._gpu_rows[prefetches[0].target] = NAN_BYTE
                 prefetches = prefetches[1:]
@@ -81,9 +84,13 @@ class FaultyBackend(CpuCopyBackend):
                     BlockPrefetch(source, prefetch.target)
                     for source, prefetch in zip(rotated, prefetches, strict=True)
                 ]
+            case Fault.EARLY if span is not None:
+                following = slice(begin + size, begin + 2 * size)  # the groups are of equal size
+                for prefetch in prefetches:
+                    self._gpu_rows[prefetch.target, following] = self._host_rows[prefetch.source, following]
             case _:
                 pass
-        super().submit_prefetches(prefetches)
+        super().submit_prefetches(prefetches, span)
 
 
 def set_fault(worker: Any, fault: Fault | Fence) -> None:

@@ -25,6 +25,15 @@ class ChatMode(StrEnum):
     NEVER = "never"
 
 
+class Waves(StrEnum):
+    """Whether a batch that computes is overwritten by the next one, layer by layer."""
+
+    AUTO = "auto"
+    """Not: no GPU has run them yet."""
+    ON = "on"
+    OFF = "off"
+
+
 class BatchingChoice(StrEnum):
     """The contents that a step of PipeMax may have, or the choice by simulations of the measured engine."""
 

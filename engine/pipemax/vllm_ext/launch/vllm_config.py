@@ -9,7 +9,7 @@ from typing import Any
 
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
-from pipemax.config import BatchingChoice, EngineConfig, Policy, require_free_connector
+from pipemax.config import BatchingChoice, EngineConfig, Policy, Waves, require_free_connector
 from pipemax.control.controller_config import usual_num_batches
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.units import GIB
@@ -52,6 +52,8 @@ CONNECTOR = "PipeMaxConnector"
 _RESIDENT_TOKENS = 512
 """Tokens that a request with KV on the GPU is assumed to have, for the number of the V2 runner's slots."""
 _TOKEN_ID_BYTES = 4
+_WAVE_GROUPS = 4
+"""More groups leave little more room for a batch, and make smaller copies."""
 
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
@@ -80,6 +82,7 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         _check_mixed_steps(config, vllm_config)
         _check_whole_prompts(config, vllm_config)
         settings = _runtime_settings(config, vllm_config)
+        _check_waves(settings, vllm_config)
         assert vllm_config.kv_transfer_config is not None
         fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
@@ -159,6 +162,25 @@ def _check_whole_prompts(config: EngineConfig, vllm_config: VllmConfig) -> None:
     raise ValueError(
         f"{reason} computes each prompt in one step, which mixed steps may be too short for: set batching: separated"
     )
+
+
+def _check_waves(settings: RuntimeSettings, vllm_config: VllmConfig) -> None:
+    """Raise ``ValueError`` where waves are on and nothing can follow the computation from layer to layer."""
+    if settings.wave_groups is None:
+        return
+    reasons: list[str] = []
+    if not current_platform.is_cpu():
+        reasons.append("no GPU has run them yet")
+    if not vllm_config.model_config.enforce_eager:
+        reasons.append(
+            "a compiled model and CUDA graphs do not tell when a layer is computed (enforce_eager: false)"
+        )
+    if frees_windows(vllm_config):
+        reasons.append("KV that has left windows is freed (vllm: {disable_hybrid_kv_cache_manager: false})")
+    if settings.num_batches < 2:
+        reasons.append("num_batches is 1, and the only batch would overwrite what it runs next")
+    if reasons:
+        raise ValueError(f"waves: on is not possible here: {'; '.join(reasons)}. Leave waves out")
 
 
 def fit_scheduler(
@@ -327,6 +349,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         whole_prompts=not vllm_config.scheduler_config.enable_chunked_prefill,
         batching=config.batching.at_start.value,
         mixed_step_tokens=config.mixed_step_tokens,
+        wave_groups=_WAVE_GROUPS if config.waves is Waves.ON else None,
     )
 
 

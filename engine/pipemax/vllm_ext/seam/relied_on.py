@@ -148,6 +148,7 @@ context_len, valid_dummy_state_slots, randomize_inputs)
 """Class → its methods, a line each: ``name(parameters)``, or ``name(parameters) | (other parameters)``."""
 
 ATTRIBUTES: dict[str, str] = {
+    "vllm.config.compilation.CompilationConfig": "static_forward_context",
     "vllm.v1.core.sched.scheduler.Scheduler": """
         _inflight_prefills aux_output_connector current_step deferred_waiting defer_block_free ec_connector
         encoder_cache_manager finished_req_ids hash_block_size kv_holding_waiting max_num_running_reqs

@@ -6,7 +6,8 @@ heads. ``handle_preemptions`` is the first hook of every step, empty ones includ
 transfers. ``bind_connector_metadata`` starts its prefetches: in both of vLLM's runners it is the last hook before the
 forward pass, behind the step's inputs and the activations of the stage before. The first hook after the forward pass
 ends the step: ``finish_forward`` with vLLM's V2 runner, which calls it before the activations are sent, otherwise
-``wait_for_save``. Nothing is done between layers, so full CUDA graphs remain possible.
+``wait_for_save``. Nothing is done between layers, so full CUDA graphs remain possible, but for waves: these follow the
+computation group of layers by group of layers (``layer_groups``).
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from pipemax.transfer.checks.poisoned_prefetches import PoisonedPrefetches
 from pipemax.transfer.checks.swapped_prefetches import SwappedPrefetches
 from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
-from pipemax.transfer.layout import BlockLayout, describe_layers
+from pipemax.transfer.layout import BlockLayout, LayerSpan, describe_layers
 from pipemax.transfer.orchestrator import Orchestrator
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam.vllm_types import (
@@ -44,6 +45,7 @@ from pipemax.vllm_ext.seam.vllm_types import (
     get_pp_group,
     get_tp_group,
 )
+from pipemax.vllm_ext.worker.layer_groups import layers_in_order, watch_groups
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock, StageClock
 from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
@@ -87,20 +89,34 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._resources = ExitStack()
         self._step: StepMetadata | None = None  # while the step's forward pass is not over
         self._clock: StageClock = StageClock()
+        # By name, once the model is loaded; vLLM calls them by that from its compiled graphs.
+        self._layers: dict[str, torch.nn.Module] = vllm_config.compilation_config.static_forward_context
+        self._groups: tuple[LayerSpan, ...] = ()
+        """Of layers, in the order in which steps compute them; none without waves."""
 
     # -- worker ---------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Start the transfers, once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
         layout, gpu_rows = describe_layers(kv_caches)
+        if self._settings.wave_groups is not None:
+            self._watch_groups(kv_caches, layout, min(self._settings.wave_groups, layout.num_layers))
         if gpu_rows.is_cuda:
             self._start_on_gpu(layout, gpu_rows)
         else:
             self._start_on_cpu(layout, gpu_rows)
 
+    def _watch_groups(self, kv_caches: dict[str, torch.Tensor], layout: BlockLayout, num_groups: int) -> None:
+        layers = [self._layers[name] for name in layers_in_order(kv_caches)]
+        groups = layout.layer_groups(num_groups)
+        watch_groups(
+            [layers[group.start : group.stop] for group in groups], self._begin_group, self._end_group
+        )
+        self._groups = layout.group_spans(num_groups)
+
     def _start_on_cpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
         pool = HostPool(layout, self._settings.host_blocks(layout.block_tokens))
-        self._transfers = Orchestrator(self._make_backend(gpu_rows, pool))
+        self._transfers = Orchestrator(self._make_backend(gpu_rows, pool), self._groups)
         self._resources.callback(self._transfers.close)
         self._stage = _Stage(self._transfers, layout, gpu_rows, pool.tensor)
 
@@ -137,6 +153,17 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(connector_metadata, StepMetadata), connector_metadata
         assert self._transfers is not None
         self._transfers.start_prefetches(connector_metadata.copies)
+
+    def _begin_group(self, group: int) -> None:
+        # No step: vLLM profiles the model.
+        if self._step is not None and self._step.copies.in_groups:
+            assert self._transfers is not None
+            self._transfers.begin_group(group)
+
+    def _end_group(self, group: int) -> None:
+        if self._step is not None and self._step.copies.in_groups:
+            assert self._transfers is not None
+            self._transfers.end_group(self._step.copies, group)
 
     def finish_forward(self) -> None:
         """End a step, whose KV is computed or whose kernels are enqueued."""
@@ -193,7 +220,8 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         """From now on, overwrite every prefetch's target with NaN before the copy, or no longer."""
         assert self._stage is not None, "a check before the KV caches exist"
         transfers = self._stage.transfers
-        self._transfers = PoisonedPrefetches(transfers, self._stage.gpu_rows) if is_on else transfers
+        gpu_rows, groups = self._stage.gpu_rows, self._groups
+        self._transfers = PoisonedPrefetches(transfers, gpu_rows, groups) if is_on else transfers
 
     def swap_prefetches(self, is_on: bool) -> None:
         """From now on, prefetch other blocks than were asked for, or no longer."""
@@ -201,7 +229,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         transfers = self._stage.transfers
         self._transfers = SwappedPrefetches(transfers) if is_on else transfers
 
-    # Not used: there is one copy of everything per stage, and no layer's copies are made or waited for on their own.
+    # Not used: no layer's copies are made or waited for on their own.
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         pass

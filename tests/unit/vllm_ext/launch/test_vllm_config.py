@@ -51,6 +51,28 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
     assert controller.wave_groups is None
 
 
+def test_waves_are_off_unless_they_are_on() -> None:
+    for waves, expected in ((None, None), ("auto", None), (False, None), ("on", 4), (True, 4)):
+        values = {} if waves is None else {"waves": waves}
+        with launch_environment(config(**values)):
+            vllm_config = make_vllm_config(config(**values))
+        assert vllm_config.kv_transfer_config is not None
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        assert RuntimeSettings.from_extra_config(extra_config).wave_groups == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"enforce_eager": False}, "CUDA graphs do not tell when a layer is computed"),
+        ({"num_batches": 1}, "num_batches is 1"),
+    ],
+)
+def test_waves_that_nothing_can_carry_out_are_refused(values: dict[str, object], reason: str) -> None:
+    with launch_environment(config(**values)), pytest.raises(ValueError, match=f"waves: on .*{reason}"):
+        make_vllm_config(config(waves="on", **values))
+
+
 @pytest.mark.parametrize(
     ("cores", "num_workers", "expected"),
     [

@@ -16,9 +16,10 @@ from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.backend import CopyBackend
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
-from pipemax.transfer.layout import ByteRows, compact_layout
+from pipemax.transfer.layout import ByteRows, LayerSpan, compact_layout
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
+from pipemax.vllm_ext.worker.layer_groups import layers_in_order
 from tests.unit.vllm_ext.fake_worker import MODEL
 
 
@@ -38,9 +39,9 @@ class RecordedBackend(CpuCopyBackend):
         super().__init__(gpu_rows, host_rows)
         self.submitted: list[tuple[BlockPrefetch, ...]] = []
 
-    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch]) -> None:
+    def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
         self.submitted.append(tuple(prefetches))
-        super().submit_prefetches(prefetches)
+        super().submit_prefetches(prefetches, span)
 
 
 class RecordedConnector(PipeMaxConnector):
@@ -60,11 +61,19 @@ def recorded(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
 
 
 def make_connector(
-    kv: torch.Tensor, connector_type: type[PipeMaxConnector] = PipeMaxConnector
+    kv: torch.Tensor,
+    connector_type: type[PipeMaxConnector] = PipeMaxConnector,
+    layers: Sequence[torch.nn.Module] = (),
 ) -> Iterator[PipeMaxConnector]:
-    config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64)
+    """``layers``: of the model, in an engine with waves."""
+    config = EngineConfig(
+        model=str(MODEL), policy="pipemax", max_model_len=64, waves="on" if layers else "off"
+    )
     with launch_environment(config):
         vllm_config = make_vllm_config(config)
+    vllm_config.compilation_config.static_forward_context.update(
+        {f"layer.{index}": layer for index, layer in enumerate(layers)}
+    )
     connector = connector_type(vllm_config, KVConnectorRole.WORKER, None)
     connector.register_kv_caches({f"layer.{layer}": kv[:, layer] for layer in range(2)})
     yield connector
@@ -95,6 +104,38 @@ def test_blocks_are_stored_and_prefetched(
     assert (kv[4] == 7).all()
     assert not kv[3].any()
     assert connector.gpu_clock is None
+
+
+def test_a_wave_follows_the_model_from_layer_to_layer(kv: torch.Tensor) -> None:
+    layers = [torch.nn.Identity(), torch.nn.Identity()]
+    for connector in make_connector(kv, RecordedConnector, layers):
+        assert isinstance(connector, RecordedConnector)
+        for layer in layers:
+            layer(kv)  # as vLLM profiles a model: no step
+        kv[3] = 7
+        store = BlockStore(source=GpuBlockId(3), target=HostBlockId(5))
+        run_step(connector, 1, StepCopies(stores=(store,)), ("wait_for_save",))
+        kv[4] = 1
+        prefetch = BlockPrefetch(source=HostBlockId(5), target=GpuBlockId(4))
+        step = StepMetadata(StepId(2), StepCopies(wave_prefetches=(prefetch,), in_groups=True))
+        connector.handle_preemptions(step)
+        connector.bind_connector_metadata(step)
+        for index, layer in enumerate(layers):
+            assert (kv[4, index] == 1).all()
+            layer(kv)
+            connector.backend.wait()
+            assert (kv[4, index] == 7).all()
+        connector.finish_forward()
+        with pytest.raises(AssertionError, match="ends in group 0"):
+            run_step(connector, 3, StepCopies(in_groups=True), ("wait_for_save",))
+
+
+def test_waves_need_each_layer_s_own_kv_in_the_order_of_the_layers(kv: torch.Tensor) -> None:
+    assert layers_in_order({"layer.1": kv[:, 1], "layer.0": kv[:, 0]}) == ["layer.0", "layer.1"]
+    with pytest.raises(ValueError, match=r"in their order, not layer\.1, layer\.0"):
+        layers_in_order({"layer.1": kv[:, 0], "layer.0": kv[:, 1]})
+    with pytest.raises(ValueError, match="layers of this model share some"):
+        layers_in_order({"layer.0": kv[:, 0], "layer.1": kv[:, 1], "layer.2": kv[:, 1]})
 
 
 PREFETCH = StepMetadata(
