@@ -64,6 +64,7 @@ class FaultyBackend(CpuCopyBackend):
         self.wait()
         self._fault = fault
         self._host_rows[:] = NAN_BYTE
+        self._gpu_rows[:] = 0  # of NaN that a lost copy left: CPU kernels read whole blocks
 
     def submit_prefetches(self, prefetches: Sequence[BlockPrefetch], span: LayerSpan | None = None) -> None:
         self._num_prefetches += 1
