@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipemax.domain import tuned
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import DECODE_SHARES, StepTimeModel
@@ -75,14 +76,14 @@ class ControllerConfig:
     mixed_step_tokens: int | None = None
     """Mixed batching: maximum tokens of a step, decodes and prompts together; None takes ``prefill_chunk_tokens``.
     Steps become smaller as live KV grows (``PromptThrottle``)."""
-    mixed_live_watermark: float = 6.0
+    mixed_live_watermark: float = tuned.MIXED_LIVE_WATERMARK
     """Mixed batching: no prompt is begun while live KV is above this many GPU pools. One pool is on the GPU, up to half
     a pool for each batch was evicted with its step still in flight, and the prefetch chooses from the rest. With one
     batch nothing is overwritten, and the maximum is 1.0."""
 
     host_high_watermark: float = HOST_HIGH_WATERMARK
     """Prefill admits up to this share of the host pool; the rest is headroom for decode growth."""
-    gpu_low_watermark: float = 1.5
+    gpu_low_watermark: float = tuned.GPU_LOW_WATERMARK
     """Return to prefill once live KV is below this many GPU pools. PipeMax, §3.1.3, has 1.0; but what was evicted in
     the last n steps is still in flight, and the prefetch runs out of choice before live KV is that low."""
     min_refill_fraction: float = 0.1
@@ -96,24 +97,24 @@ class ControllerConfig:
     """Waves: what is prefetched overwrites members of the batch that executes, behind its computation, in this many
     groups of a stage's layers; None overwrites D_k, before the step. Not in the paper. See ``planners.prefetch``."""
 
-    max_prefetch_requests: int = 64
+    max_prefetch_requests: int = tuned.MAX_PREFETCH_REQUESTS
     """Maximum number of requests prefetched in one step. Each request costs the scheduler and the workers time, and a
     budget filled with few long requests gives the same throughput as one filled with many short ones."""
     balance_tolerance: float = 0.02
     """Residents move to a lighter batch once a batch's time exceeds the mean by this share."""
     warm_up_growth: float = 0.05
     """Warm-up: how far the next batch's predicted time may exceed the executing one's, as a share of it."""
-    steady_window: int = 16
+    steady_window: int = tuned.STEADY_WINDOW
     """w: iterations over which the budget's variation is taken."""
-    steady_threshold: float = 0.1
+    steady_threshold: float = tuned.STEADY_THRESHOLD
     """Steady once (max − min) / mean of the budget within the window is below this."""
     max_exchanges: int = 32
     """Refinement steps of GreedySelect."""
     exchange_tolerance: float = 0.01
     """Refinement stops once the mismatch is below this share of the predicted step time."""
-    overdue_iterations: int = 512
+    overdue_iterations: int = tuned.OVERDUE_ITERATIONS
     """A parked request older than this is prefetched ahead of others…"""
-    overdue_budget_fraction: float = 0.25
+    overdue_budget_fraction: float = tuned.OVERDUE_BUDGET_FRACTION
     """…within this share of the budget; so is a request longer than the budget, over several iterations. With two
     batches or more, no request waits longer than ``overdue_iterations`` and then as many iterations as this share of
     their budgets needs to copy the host pool twice (tests/property/test_waiting.py)."""

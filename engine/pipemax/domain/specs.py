@@ -12,6 +12,7 @@ from typing import Self
 
 from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec, WeightDtype, check_positive
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
+from pipemax.domain.tuned import FREED_ROWS_THAT_PAY
 
 
 class KvLayout(StrEnum):
@@ -243,11 +244,6 @@ class Parallelism:
         """Return the layers ``[first, end)`` of each stage."""
         ends = [*accumulate(self.layers_of(model))]
         return [*zip([0, *ends], ends, strict=False)]
-
-
-FREED_ROWS_THAT_PAY = 1.25
-"""PipeMax frees what has left windows if the GPUs then hold this many times the rows. With fewer it gained nothing in
-the simulations of lab/results/windows.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.phase import MemoryLoad, PhasePolicy
 from pipemax.domain.plan import Phase, PhaseReason
-
-_WHOLE_TILE, _FINE_SIZES = 256, (192, 128)
-"""Tokens to which steps fall as a rule, and the smaller sizes to which they fall a little later."""
-_FIRST_SHARE, _TILE_SHARE, _LEAST_SHARE = 0.2, 0.55, 0.58
-"""Of the way from one GPU pool of live KV to the watermark: where steps leave their maximum, come to a whole tile and
-to the least size. By simulations over long tables (lab/log.md, 2026-11-25 and 2026-11-27): with prompts of a few
-hundred tokens fine sizes make up to 8 % more tokens/s over two to four stages; with long prompts, which they would cost
-5 %, live KV seldom comes so far."""
+from pipemax.domain.tuned import (
+    THROTTLE_FINE_SIZES,
+    THROTTLE_FIRST_SHARE,
+    THROTTLE_LEAST_SHARE,
+    THROTTLE_TILE_SHARE,
+    THROTTLE_WHOLE_TILE,
+)
 
 
 class PromptThrottle(PhasePolicy):
@@ -83,20 +82,20 @@ def step_sizes(most_tokens: int) -> tuple[int, ...]:
 
     A step's time grows in jumps, one for each tile of a matrix product, which multiples of 256 fill.
     """
-    doublings = [_WHOLE_TILE << n for n in range(most_tokens.bit_length())]
+    doublings = [THROTTLE_WHOLE_TILE << n for n in range(most_tokens.bit_length())]
     whole = {size for least in doublings for size in (least, 3 * least)}
     return (
         most_tokens,
-        *sorted((size for size in whole | {*_FINE_SIZES} if size < most_tokens), reverse=True),
+        *sorted((size for size in whole | {*THROTTLE_FINE_SIZES} if size < most_tokens), reverse=True),
     )
 
 
 def _borders(sizes: Sequence[int]) -> list[tuple[float, float]]:
     """Return, between each size and the next smaller one, the share of parked KV and the width of a size's band."""
     num_smaller = len(sizes) - 1
-    num_fine = min(num_smaller, sum(size < _WHOLE_TILE for size in sizes))
+    num_fine = min(num_smaller, sum(size < THROTTLE_WHOLE_TILE for size in sizes))
     num_whole = num_smaller - num_fine
-    whole_band = (_TILE_SHARE - _FIRST_SHARE) / max(1, num_whole - 1)
-    fine_band = (_LEAST_SHARE - _TILE_SHARE) / max(1, num_fine)
-    whole = [(_TILE_SHARE - n * whole_band, whole_band) for n in reversed(range(num_whole))]
-    return whole + [(_TILE_SHARE + n * fine_band, fine_band) for n in range(1, num_fine + 1)]
+    whole_band = (THROTTLE_TILE_SHARE - THROTTLE_FIRST_SHARE) / max(1, num_whole - 1)
+    fine_band = (THROTTLE_LEAST_SHARE - THROTTLE_TILE_SHARE) / max(1, num_fine)
+    whole = [(THROTTLE_TILE_SHARE - n * whole_band, whole_band) for n in reversed(range(num_whole))]
+    return whole + [(THROTTLE_TILE_SHARE + n * fine_band, fine_band) for n in range(1, num_fine + 1)]
