@@ -199,17 +199,17 @@ def test_a_claim_is_retried_when_a_chunk_of_the_other_run_lands_during_it(
 
 
 def optimize(table: DeltaTable) -> None:
-    table._spark.sql(f"OPTIMIZE {table.sql_name}")
+    table.read().sparkSession.sql(f"OPTIMIZE {table.sql_name}")
 
 
 def vacuum(table: DeltaTable) -> None:
-    table._spark.sql(f"VACUUM {table.sql_name}")
+    table.read().sparkSession.sql(f"VACUUM {table.sql_name}")
 
 
 def append_elsewhere(table: DeltaTable) -> None:
-    table._spark.createDataFrame([(99, "somebody")], SCHEMA).write.format("delta").mode("append").save(
-        table.name
-    )
+    table.read().sparkSession.createDataFrame([(99, "somebody")], SCHEMA).write.format("delta").mode(
+        "append"
+    ).save(table.name)
 
 
 def set_property(table: DeltaTable) -> None:
@@ -217,7 +217,7 @@ def set_property(table: DeltaTable) -> None:
 
 
 def add_column(table: DeltaTable) -> None:
-    table._spark.sql(f"ALTER TABLE {table.sql_name} ADD COLUMN remark string")
+    table.read().sparkSession.sql(f"ALTER TABLE {table.sql_name} ADD COLUMN remark string")
 
 
 def test_another_writer_s_commit_during_ours_loses_no_row(

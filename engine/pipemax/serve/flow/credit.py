@@ -92,25 +92,25 @@ class CreditWindow:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless the window's sums are those of its streams."""
         with self._lock:
-            assert self._held_rows == sum(s._rows.held() for s in self._streams)
-            assert self._held_bytes == sum(s._bytes.held() for s in self._streams)
-            assert self._running_rows == sum(s._rows.running for s in self._streams)
-            assert all(s._rows.unused >= 0 and s._rows.running >= 0 for s in self._streams)
-            assert all(s._rows.undelivered >= 0 and s._bytes.undelivered >= 0 for s in self._streams)
+            assert self._held_rows == sum(s.rows.held() for s in self._streams)
+            assert self._held_bytes == sum(s.bytes.held() for s in self._streams)
+            assert self._running_rows == sum(s.rows.running for s in self._streams)
+            assert all(s.rows.unused >= 0 and s.rows.running >= 0 for s in self._streams)
+            assert all(s.rows.undelivered >= 0 and s.bytes.undelivered >= 0 for s in self._streams)
 
     # Under the lock.
 
     def _move(self, stream: "StreamCredit", rows: _Count, size: _Count) -> None:
         """Add these changes to a stream's counts and to the window's sums."""
         assert stream in self._streams, "the stream is closed"
-        self._held_rows -= stream._rows.held()
-        self._held_bytes -= stream._bytes.held()
-        for count, change in ((stream._rows, rows), (stream._bytes, size)):
+        self._held_rows -= stream.rows.held()
+        self._held_bytes -= stream.bytes.held()
+        for count, change in ((stream.rows, rows), (stream.bytes, size)):
             count.unused += change.unused
             count.running += change.running
             count.undelivered += change.undelivered
-        self._held_rows += stream._rows.held()
-        self._held_bytes += stream._bytes.held()
+        self._held_rows += stream.rows.held()
+        self._held_bytes += stream.bytes.held()
         self._running_rows += rows.running
 
     def _offer(self, stream: "StreamCredit") -> Grant | None:
@@ -119,8 +119,8 @@ class CreditWindow:
         limits, streams = self.limits, len(self._streams)
         room_rows = 0 if self._is_older_asking(stream) else self._window_rows - self._held_rows
         room_bytes = limits.max_bytes - self._held_bytes
-        rows = _top_up(stream._rows, chunk=limits.chunk_rows, room=room_rows, streams=streams)
-        size = _top_up(stream._bytes, chunk=limits.chunk_bytes, room=room_bytes, streams=streams)
+        rows = _top_up(stream.rows, chunk=limits.chunk_rows, room=room_rows, streams=streams)
+        size = _top_up(stream.bytes, chunk=limits.chunk_bytes, room=room_bytes, streams=streams)
         return Grant(rows=rows, bytes=size) if rows or size else None
 
     def _takes(self, stream: "StreamCredit") -> bool:
@@ -128,8 +128,8 @@ class CreditWindow:
         limits = self.limits
         return (
             not stream._has_ended
-            and stream._rows.undelivered < limits.undelivered_rows
-            and stream._bytes.undelivered < limits.undelivered_bytes
+            and stream.rows.undelivered < limits.undelivered_rows
+            and stream.bytes.undelivered < limits.undelivered_bytes
         )
 
     def _is_older_asking(self, stream: "StreamCredit") -> bool:
@@ -147,8 +147,8 @@ class StreamCredit:
 
     def __init__(self, window: CreditWindow) -> None:
         self._window = window
-        self._rows = _Count()
-        self._bytes = _Count()
+        self.rows = _Count()
+        self.bytes = _Count()
         self._asked_at_s: float | None = None  # None: it wants nothing more, or cannot take it
         self._has_ended = False
 
@@ -170,7 +170,7 @@ class StreamCredit:
 
     def receive(self, *, rows: int, size: int) -> None:
         """Record that the client has sent this much."""
-        assert rows <= self._rows.unused, f"{rows} rows sent on {self._rows.unused} rows of credit"
+        assert rows <= self.rows.unused, f"{rows} rows sent on {self.rows.unused} rows of credit"
         self._move(_Count(unused=-rows, running=rows), _Count(unused=-size, running=size))
 
     def finish(self, *, rows: int, size: int, output_size: int) -> None:
@@ -197,7 +197,7 @@ class StreamCredit:
         window = self._window
         with window._lock:
             if self in window._streams:
-                window._move(self, _Count(unused=-self._rows.unused), _Count(unused=-self._bytes.unused))
+                window._move(self, _Count(unused=-self.rows.unused), _Count(unused=-self.bytes.unused))
                 self._asked_at_s, self._has_ended = None, True
 
     def close(self) -> None:
@@ -206,18 +206,18 @@ class StreamCredit:
         with window._lock:
             if self in window._streams:
                 del window._streams[self]
-                window._held_rows -= self._rows.held()
-                window._held_bytes -= self._bytes.held()
-                window._running_rows -= self._rows.running
+                window._held_rows -= self.rows.held()
+                window._held_bytes -= self.bytes.held()
+                window._running_rows -= self.rows.running
 
     @property
     def running_rows(self) -> int:
-        return self._rows.running
+        return self.rows.running
 
     @property
     def is_low(self) -> bool:
         """Whether more would be granted if the window had room."""
-        return self._rows.unused <= self._window.limits.chunk_rows // 2
+        return self.rows.unused <= self._window.limits.chunk_rows // 2
 
     def _move(self, rows: _Count, size: _Count) -> None:
         with self._window._lock:

@@ -159,12 +159,12 @@ def test_whatever_happens_the_window_is_bounded_and_every_stream_can_go_on(
     streams = [window.open_stream() for _ in range(4)]
     for index, action, amount in steps:
         stream = streams[index]
-        unused, running, done = stream._rows.unused, stream._rows.running, stream._rows.undelivered
+        unused, running, done = stream.rows.unused, stream.rows.running, stream.rows.undelivered
         match action:
             case "grant":
                 foretold = stream.would_grant()
                 assert (stream.grant() is not None) == foretold
-            case "send" if unused >= amount and stream._bytes.unused > 0:
+            case "send" if unused >= amount and stream.bytes.unused > 0:
                 stream.receive(rows=amount, size=amount * 100)
             case "finish" if running >= amount:
                 stream.finish(rows=amount, size=amount * 100, output_size=amount)
@@ -174,10 +174,10 @@ def test_whatever_happens_the_window_is_bounded_and_every_stream_can_go_on(
                 stream.close()
                 streams[index] = window.open_stream()
         window.check_integrity()
-        assert sum(s._rows.held() for s in streams) <= min(window_rows, 40) + 4 * 8
+        assert sum(s.rows.held() for s in streams) <= min(window_rows, 40) + 4 * 8
     for stream in streams:
         # Whatever the others hold: with nothing running and nothing undelivered, a stream can send.
-        rows, size = stream._rows, stream._bytes
+        rows, size = stream.rows, stream.bytes
         stream.finish(rows=rows.running, size=size.running, output_size=0)
         stream.deliver(rows=rows.undelivered, output_size=size.undelivered)
         stream.grant()
