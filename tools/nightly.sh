@@ -15,7 +15,8 @@ spark() {  # The files of Spark's tests with these first letters, without those 
 case $slice in
     0) name="environments, cluster, Connect, notebooks, YARN" tests=(tests/spark/test_two_environments.py
         tests/spark/test_cluster.py tests/spark/test_connect.py tests/spark/test_notebooks.py tests/spark/test_yarn.py) ;;
-    1) name="parity of other engines; Spark A to G" tests=(tests/parity/test_parity.py $(spark a-g)) ;;
+    1) name="parity of other engines, and of waves; Spark A to G" tests=(tests/parity/test_parity.py
+        tests/parity/test_waves.py $(spark a-g)) ;;
     2) name="engines: failed starts, images, pooling, replicas; Spark H to K" tests=(tests/engine $(spark h-k)) ;;
     3) name="parity over a GPU's path, FP8, the check of a node; Spark L to O; units" tests=(
         tests/parity/test_gpu_path.py tests/parity/test_fp8_kv.py tests/parity/test_node_check.py

@@ -24,7 +24,7 @@ def test_each_file_with_a_long_test_is_in_one_of_seven_slices(tmp_path: Path) ->
     for number, (line, _) in enumerate(days):
         assert line.startswith(f"nightly slice {number} of 0 to 6 ("), line
     named = {path for _, paths in days for path in paths}
-    marks = ("mark.long", "parity_full")
+    marks = ("mark.long", "parity_full", "marks=FULL")
     long_files = {
         path.relative_to(REPOSITORY)
         for path in (REPOSITORY / "tests").rglob("test_*.py")
