@@ -10,7 +10,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipemax.vllm_ext.seam.version import SUPPORTED_VERSIONS, lacks
+from pipemax.vllm_ext.seam.supported import SUPPORTED_VERSIONS
+from pipemax.vllm_ext.seam.version import lacks
 
 _CACHE = Path(__file__).resolve().parents[1] / "artifacts" / "vllm"
 

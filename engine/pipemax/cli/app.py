@@ -9,6 +9,7 @@ import typer
 from pipemax import __version__
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
+from pipemax.cli.doctor import doctor
 from pipemax.cli.removed_group import RemovedGroup
 from pipemax.cli.trace import trace_app
 
@@ -19,8 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-_PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine with an engine", "Study the scheduler"
+_PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine", "Study the scheduler"
 app.command(rich_help_panel=_PLAN)(plan_capacity)
+app.command(rich_help_panel=_MACHINE)(doctor)
 app.command(rich_help_panel=_MACHINE)(check_node)
 app.add_typer(trace_app, name="trace", rich_help_panel=_STUDY)
 

@@ -3,20 +3,16 @@
 This needs neither a CUDA context nor torch.
 """
 
-import csv
 import logging
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from itertools import takewhile
 
 from pipemax.config import EngineConfig
+from pipemax.node.nvidia_tool import csv_rows, nvidia_smi
 
 log = logging.getLogger(__name__)
-
-_SMI_TIMEOUT_S = 60.0
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
@@ -39,24 +35,6 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     # CUDA takes a negative number as the list's end: a single -1 hides every GPU.
     shown = takewhile(lambda name: not name.startswith("-"), names)
     return sorted({_uuid(name, known) for name in shown})
-
-
-def nvidia_smi(environ: Mapping[str, str], *arguments: str) -> str | None:
-    """Return what NVIDIA's own tool prints; None without NVIDIA's driver. Raise ``ValueError`` if it fails."""
-    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    if command is None:
-        return None
-    try:
-        return subprocess.run(
-            [command, *arguments], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(f"nvidia-smi {arguments[0]} failed: {error}") from error
-
-
-def csv_rows(listed: str) -> list[list[str]]:
-    """Return the rows of a table that NVIDIA's tool has printed."""
-    return [row for row in csv.reader(listed.splitlines(), skipinitialspace=True) if row]
 
 
 def engine_gpus(environ: Mapping[str, str]) -> list[str]:

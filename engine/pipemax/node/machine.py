@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.units import GIB
-from pipemax.node.gpus import csv_rows, nvidia_smi
+from pipemax.node.nvidia_tool import csv_rows, nvidia_smi
 from pipemax.presets.gpus import driver_gpu
 from pipemax.presets.nodes import node_spec
 

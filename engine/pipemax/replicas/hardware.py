@@ -9,7 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipemax.node.gpus import csv_rows, engine_gpus, nvidia_smi
+from pipemax.node.gpus import engine_gpus
+from pipemax.node.nvidia_tool import csv_rows, nvidia_smi
 
 log = logging.getLogger(__name__)
 

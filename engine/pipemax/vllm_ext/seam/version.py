@@ -12,9 +12,7 @@ import vllm
 
 from pipemax.vllm_ext.seam.relied_on import ATTRIBUTES, METHODS
 from pipemax.vllm_ext.seam.sources import Sources
-
-SUPPORTED_VERSIONS = ("0.32.0", "0.33.0")
-"""Tokens are compared with stock vLLM's under 0.32.0, of which there is a build for CPUs."""
+from pipemax.vllm_ext.seam.supported import SUPPORTED_VERSIONS
 
 
 def check_version() -> None:

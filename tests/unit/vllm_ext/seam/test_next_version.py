@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipemax.vllm_ext.seam.version import SUPPORTED_VERSIONS, lacks
+from pipemax.vllm_ext.seam.supported import SUPPORTED_VERSIONS
+from pipemax.vllm_ext.seam.version import lacks
 from tools.check_vllm import sources_of
 
 
