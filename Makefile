@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup annotate compare check test test-long test-python test-versions test-elsewhere nightly coverage faults \
-	parity-full peers lint docs lock clean
+	parity-full peers wheel lint docs lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,9 @@ parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and r
 
 faults: $(VENV)/ready  ## Strike the processes of a running job at 20 random points; SEED=N repeats a run's
 	@$(BIN)/python -m tests.spark.faults.random_kills --report lab/results/faults.md $(if $(SEED),--seed $(SEED))
+
+wheel: $(VENV)/ready  ## The wheel of both sides, in dist/: what the README's install lines take
+	@$(BIN)/python -m hatchling build -t wheel -d dist
 
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .
