@@ -24,6 +24,7 @@ from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
+from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.keywords import takes
 from pipemax_spark.request.prompts import PromptSource
 
@@ -164,11 +165,13 @@ def _run(arguments: Mapping[str, Any], logs: Path) -> int:
     try:
         # Report a wrong call before anything is written, even a log.
         options = _read_options(arguments, logs, session)
-        spark = session()
+        terminal = Terminal.standard()
+        terminal.say("Job", f"{options.input} to {options.output}")
+        with terminal.doing("starting Spark"):
+            spark = session()
         from pipemax_spark.job.annotation_job import AnnotationJob
-        from pipemax_spark.report.terminal import Terminal
 
-        AnnotationJob(spark, options, Terminal.standard()).run()
+        AnnotationJob(spark, options, terminal).run()
         # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
         if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session belongs to the cluster
             spark.stop()

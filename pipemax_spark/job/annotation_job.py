@@ -91,7 +91,8 @@ class AnnotationJob:
             self._call.terminal.warn(
                 r"the system message has \n as two characters, not as a line break; in bash, write --system $'…\n…'"
             )
-        return check_job(self._call)
+        with self._call.terminal.doing("checking the input, the output and the model"):
+            return check_job(self._call)
 
     def _run(self) -> Summary:
         call, options = self._call, self._call.options
@@ -159,7 +160,8 @@ class AnnotationJob:
         held = job.checked.rows_in - rows if batch.counts_all else 0
         counts.rows_in += rows + held
         counts.skipped += held
-        prepared = preparing.prepare(batch, rows, held=held)
+        with job.terminal.doing("looking for the rows that are left"):
+            prepared = preparing.prepare(batch, rows, held=held)
         if prepared is None:
             counts.skipped += rows
             return None

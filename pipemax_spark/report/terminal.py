@@ -56,6 +56,18 @@ class Terminal:
         self.console.print(f"  Warning: {text}", markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Show on a terminal what is being done while the context lasts; elsewhere the next line says what was done.
+
+        Not around ``progress_line``: a console has one line that changes.
+        """
+        if self._is_notebook or not self.console.is_terminal:
+            yield
+            return
+        with self.console.status(what):
+            yield
+
+    @contextmanager
     def progress_line(self) -> Iterator[tuple[Callable[[str], None], float]]:
         """Yield the function that shows the line, and the number of seconds between its calls.
 

@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from pipemax_spark.cli import command, pipemax
+from pipemax_spark.errors import JobError
 
 
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
@@ -47,3 +49,32 @@ def test_the_command_is_there_without_the_engine_s_packages() -> None:
     done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=120)
     assert "annotate" in done.stdout, done.stderr
     assert "plan-capacity" in done.stdout
+
+
+def test_the_job_is_named_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    printed = []
+
+    def no_spark(*_: object, **__: object) -> None:
+        printed.append(capsys.readouterr().out)
+        raise JobError("no Spark here")
+
+    monkeypatch.setattr("pipemax_spark.spark.session.get_session", no_spark)
+    output = tmp_path / "out"
+    arguments = [
+        "--input",
+        "texts",
+        "--output",
+        str(output),
+        "--id-columns",
+        "id",
+        "--template",
+        "{text}",
+        "--model",
+        "m",
+    ]
+    monkeypatch.setattr(sys, "argv", ["pipemax", "annotate", *arguments, "--log-dir", str(tmp_path / "logs")])
+    with pytest.raises(SystemExit, match="2"):
+        pipemax()
+    assert printed == [f"Job      texts to {output}\n"]
