@@ -85,6 +85,9 @@ class Device:
     def copy(self, lane: Lane, copies: Iterable[Copy]) -> None:
         self._pools.resolve(copies)
 
+    def give_way(self, lane: Lane) -> None:
+        pass
+
     def launch(self, lane: Lane, call: KernelCall) -> None:
         pass
 

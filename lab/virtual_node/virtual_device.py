@@ -124,6 +124,9 @@ class VirtualDevice:
         check = None if self._kv is None else self._kv.copy(copies.source, *self._blocks(copies))
         self._transfer(lane, direction, int(copies.sizes.sum()), len(copies), check)
 
+    def give_way(self, lane: Lane) -> None:
+        """Do nothing: activations do not use these copy engines."""
+
     def launch(self, lane: Lane, call: KernelCall) -> None:
         assert isinstance(call, TokenStoreKernel), call
         check = None if self._kv is None else self._kv.store_tokens(call.stores)

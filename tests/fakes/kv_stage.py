@@ -74,6 +74,7 @@ class KvStage:
         make_token_store: MakeTokenStore | None,
         writes_through: bool,
         num_groups: int = 0,
+        piece_bytes: int | None = None,
         go_on: Callable[[], None] = lambda: None,
     ) -> None:
         """``num_groups``: of layers, in which steps with waves compute; 0 without waves."""
@@ -92,6 +93,7 @@ class KvStage:
             block_bytes=layout.block_bytes,
             make_token_store=make_token_store,
             groups=self._groups,
+            piece_bytes=piece_bytes,
         )
         self._layer_bytes = layout.layer_stride_bytes
         self._go_on = go_on
@@ -145,6 +147,7 @@ class RecordedStage(KvStage):
         dropped: Fence | None = None,
         writes_through: bool | None = None,
         has_waves: bool = False,
+        piece_bytes: int | None = None,
     ) -> None:
         self._rng = rng = random.Random(seed)
         layout = GROUPED if has_waves else TINY
@@ -162,6 +165,7 @@ class RecordedStage(KvStage):
             make_token_store=fake_token_store(device, layout),
             writes_through=rng.random() < 0.5 if writes_through is None else writes_through,
             num_groups=2 if has_waves else 0,
+            piece_bytes=piece_bytes,
             go_on=self._go_on_at_random,
         )
 

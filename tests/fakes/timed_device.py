@@ -5,6 +5,8 @@
 
 A copy takes its bytes over the bandwidth of its direction. On the way out a stage's stores and its sends share it
 evenly. The way in is one copy engine: of the calls that may run, it takes that which was submitted first, to its end.
+So a call of prefetches goes before an activation that came while the one before was copied, as on an H100
+(``docs/results/gpu.md``); only where no prefetch may run is it the activation's turn.
 Nothing here says what may run at the same time without harm: that is for ``recording_device``.
 """
 
@@ -22,12 +24,15 @@ class Way(Enum):
     IN = auto()
     OUT = auto()
     KERNEL = auto()
+    """Also what only takes time."""
 
 
 class Stream(Enum):
     """A stream that is none of the stage's lanes."""
 
     SEND = auto()
+    RECEIVE = auto()
+    """What the stage before computes and then has copied to this GPU; another process submits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class Costs:
     """Of the host, for each call that submits work."""
     copy_s: float = 0.5e-6
     """Of the host, for each copy within a call."""
+    give_way_s: float = 1e-5
+    """From the end of a lane's copy until the next may begin, where the lane gives way. Not measured on a GPU."""
 
 
 @dataclass(eq=False)
@@ -54,8 +61,8 @@ class Work:
     way: Way
     left: float
     submitted_s: float
-    order: int
-    """Of submission, over all lanes."""
+    order: int | None
+    """Of submission, over all lanes; of work that another process submits, None until it may run."""
     blocks: tuple[int, ...] = ()
     """First bytes of a copy's sources."""
     begin_s: float | None = None
@@ -131,6 +138,9 @@ class TimedDevice:
         self.host_works(self.costs.call_s + len(listed) * self.costs.copy_s)
         self._submit(lane, way, num_bytes, tuple(copy.source.first_byte for copy in listed))
 
+    def give_way(self, lane: Lane) -> None:
+        self._enqueue(lane, self._work(Way.KERNEL, self.costs.give_way_s))
+
     def launch(self, lane: Lane, call: KernelCall) -> None:
         assert isinstance(call, TimedKernel), call
         self.host_works(self.costs.call_s)
@@ -164,13 +174,29 @@ class TimedDevice:
         self._enqueue(Stream.SEND, _Mark(event))
         return event
 
+    def receive(self, num_bytes: int, after_s: float) -> TimedEvent:
+        """Activations enter the GPU by the copy engine once the stage before has computed for ``after_s``."""
+        event = TimedEvent()
+        self._enqueue(Stream.RECEIVE, self._work(Way.KERNEL, after_s))
+        activation = Work(way=Way.IN, left=num_bytes, submitted_s=self.now_s, order=None)
+        self.ran[Stream.RECEIVE].append(activation)
+        self._enqueue(Stream.RECEIVE, activation)
+        self._enqueue(Stream.RECEIVE, _Mark(event))
+        return event
+
     # -- the evaluation -------------------------------------------------------------------------------------------
 
     def _submit(self, stream: Lane | Stream, way: Way, amount: float, blocks: tuple[int, ...] = ()) -> None:
-        self._num_submitted += 1
-        work = Work(way=way, left=amount, submitted_s=self.now_s, order=self._num_submitted, blocks=blocks)
+        work = self._work(way, amount, blocks)
         self.ran[stream].append(work)
         self._enqueue(stream, work)
+
+    def _work(self, way: Way, amount: float, blocks: tuple[int, ...] = ()) -> Work:
+        return Work(way=way, left=amount, submitted_s=self.now_s, order=self._next_order(), blocks=blocks)
+
+    def _next_order(self) -> int:
+        self._num_submitted += 1
+        return self._num_submitted
 
     def _enqueue(self, stream: Lane | Stream, item: Work | _Mark | _Wait) -> None:
         self._todo[stream].append(item)
@@ -199,6 +225,9 @@ class TimedDevice:
         heads = [todo[0] for todo in self._todo.values() if todo and isinstance(todo[0], Work)]
         running = [work for work in heads if work.way is not Way.IN]
         if incoming := [work for work in heads if work.way is Way.IN]:
+            for work in incoming:
+                if work.order is None:
+                    work.order, work.submitted_s = self._next_order(), self._device_s
             running.append(min(incoming, key=lambda work: (work.begin_s is None, work.order)))
         return running
 

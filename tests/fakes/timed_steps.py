@@ -24,6 +24,10 @@ class TimedStep:
     store_fence: int | None = None
     sent_bytes: int = 1
     """Activations."""
+    received_bytes: int = 0
+    """Activations of the stage before, which come by the copy engine; 0 for a first stage."""
+    before_s: float = 0.0
+    """How long the stage before computes the step."""
     input_bytes: int = 0
     """Token ids, block tables and the like, which the runner copies to the GPU before the forward pass."""
 
@@ -44,6 +48,8 @@ class RanStep:
     saves: list[Work]
     stores: list[Work]
     send: Work
+    received: Work | None
+    """By the copy engine; its ``submitted_s`` is when the stage before had computed them."""
 
 
 class TimedSteps:
@@ -60,15 +66,19 @@ class TimedSteps:
         costs: Costs | None = None,
         dropped: Fence | None = None,
         num_groups: int = 0,
+        piece_bytes: int | None = None,
     ) -> None:
         self.device = TimedDevice(costs or Costs(), dropped)
         size = block_bytes // max(1, num_groups)
         self._groups = [LayerSpan(group * size, size) for group in range(num_groups)]
-        self._transfers = CudaTransfers(self.device, block_bytes=block_bytes, groups=self._groups)
+        self._transfers = CudaTransfers(
+            self.device, block_bytes=block_bytes, groups=self._groups, piece_bytes=piece_bytes
+        )
         self._block_bytes = block_bytes
         self._steps_ahead = steps_ahead
         self._next_block = 0
         self._inputs: dict[int, list[Work]] = {}
+        self._received: dict[int, Work] = {}
         self._kernels: list[list[Work]] = []
         self._computed: list[TimedEvent] = []
         self._sent = TimedEvent()
@@ -103,6 +113,9 @@ class TimedSteps:
             inputs = Copy(Span(Pool.HOST, 0, step.input_bytes), Span(Pool.GPU, 0, step.input_bytes))
             self.device.copy(Lane.COMPUTE, [inputs])
             self._inputs[index] = [self.device.ran[Lane.COMPUTE][-1]]
+        if step.received_bytes:
+            # vLLM has the compute lane wait for them before the forward pass, and so before the prefetches start.
+            self.device.wait(Lane.COMPUTE, self._receive(index, step), "the stage before")
         self._transfers.start_prefetches(copies)
         self.device.host_works(host_s)
         self._kernels.append(self._compute(step, copies))
@@ -110,6 +123,11 @@ class TimedSteps:
         self._transfers.end_step(copies)
         self._sent = self.device.send(step.sent_bytes, after=self._computed[-1])
         return copies
+
+    def _receive(self, index: int, step: TimedStep) -> TimedEvent:
+        arrived = self.device.receive(step.received_bytes, after_s=step.before_s)
+        self._received[index] = self.device.ran[Stream.RECEIVE][-1]
+        return arrived
 
     def _compute(self, step: TimedStep, copies: StepCopies) -> list[Work]:
         kernels = []
@@ -147,6 +165,7 @@ class TimedSteps:
             saves=self._of(stored, copies.saves),
             stores=self._of(stored, copies.stores),
             send=self.device.ran[Stream.SEND][index],
+            received=self._received.get(index),
         )
 
     def _part(self, works: list[Work], copies: StepCopies, span: LayerSpan) -> list[Work]:

@@ -60,6 +60,7 @@ class CudaDevice:
         )
         self.copy_call = copy_call or best_copy_call()
         self._streams = {lane: _Stream(self._device) for lane in (Lane.PREFETCH, Lane.STORE)}
+        self._other_stream = _Stream(self._device)  # carries marks only
 
     def record(self, lane: Lane) -> DeviceEvent:
         event: DeviceEvent = _Event(enable_timing=True)
@@ -87,6 +88,15 @@ class CudaDevice:
                 _copy_batch(listed, stream)
             else:
                 _copy_singly(listed, stream)
+
+    def give_way(self, lane: Lane) -> None:
+        stream, other = self.stream(lane), self._other_stream
+        ended, passed = _Event(), _Event()
+        with self._calls("let copies give way"):
+            ended.record(stream)
+            other.wait_event(ended)
+            passed.record(other)
+            stream.wait_event(passed)
 
     def launch(self, lane: Lane, call: KernelCall) -> None:
         with self._calls("launch a kernel"):

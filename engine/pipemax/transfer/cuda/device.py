@@ -109,6 +109,12 @@ class CopyDevice(Protocol):
         lengths differ.
         """
 
+    def give_way(self, lane: Lane) -> None:
+        """Have later copies on the lane begin only after the lane's copy engine was free for a moment.
+
+        Copies of other streams that wait for the engine then go first. It orders nothing between lanes.
+        """
+
     def launch(self, lane: Lane, call: KernelCall) -> None:
         """Enqueue a kernel behind everything on the lane."""
 

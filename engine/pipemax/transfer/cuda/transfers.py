@@ -45,8 +45,9 @@ from pipemax.transfer.commands import (
     StepWait,
     TokenStore,
 )
-from pipemax.transfer.cuda.copy_runs import copy_runs, part_copies
+from pipemax.transfer.cuda.copy_runs import CopyRuns, copy_runs, part_copies
 from pipemax.transfer.cuda.device import CopyDevice, DeviceEvent, Fence, KernelCall, Lane
+from pipemax.transfer.cuda.pieces import submit_pieces
 from pipemax.transfer.layout import LayerSpan
 
 log = logging.getLogger(__name__)
@@ -97,16 +98,19 @@ class CudaTransfers:
         block_bytes: int,
         make_token_store: MakeTokenStore | None = None,
         groups: Sequence[LayerSpan] = (),
+        piece_bytes: int | None = None,
     ) -> None:
         """Prepare for the first step; without ``make_token_store``, of steps that store whole blocks only.
 
         ``groups``: the groups of layers of a block in the order in which steps compute them; without them there are no
-        waves.
+        waves. ``piece_bytes``: prefetches go in pieces of at most so many bytes, for activations that come by the same
+        copy engine (``pieces``); None submits them in one call.
         """
         self.device = device
         self._block_bytes = block_bytes
         self._make_token_store = make_token_store
         self._groups = groups
+        self._piece_bytes = piece_bytes
         self._step = -1
         self._is_in_step = False
         self._has_unstarted = False
@@ -172,9 +176,8 @@ class CudaTransfers:
         self._let_prefetches_wait_for_stores(copies)
         begin = self.device.record(Lane.PREFETCH)
         span = self._groups[group]
-        self.device.copy(
-            Lane.PREFETCH,
-            part_copies(copies.wave_prefetches, span, lane=Lane.PREFETCH, block_bytes=self._block_bytes),
+        self._copy_to_gpu(
+            part_copies(copies.wave_prefetches, span, lane=Lane.PREFETCH, block_bytes=self._block_bytes)
         )
         end = self._wave_ends[group] = self.device.record(Lane.PREFETCH)
         num_blocks = len(copies.wave_prefetches)
@@ -275,10 +278,15 @@ class CudaTransfers:
     def _submit_prefetches(self, prefetches: Sequence[BlockPrefetch], *, needed_by: int) -> None:
         if not prefetches:
             return
-        runs = copy_runs(prefetches, lane=Lane.PREFETCH, block_bytes=self._block_bytes)
-        self.device.copy(Lane.PREFETCH, runs)
+        self._copy_to_gpu(copy_runs(prefetches, lane=Lane.PREFETCH, block_bytes=self._block_bytes))
         self._prefetches.append(_Prefetch(needed_by, self.device.record(Lane.PREFETCH)))
         self._loaded_bytes += len(prefetches) * self._block_bytes
+
+    def _copy_to_gpu(self, runs: CopyRuns) -> None:
+        if self._piece_bytes is None:
+            self.device.copy(Lane.PREFETCH, runs)
+        else:
+            submit_pieces(self.device, runs, self._piece_bytes)
 
     # -- what is known by now -------------------------------------------------------------------------------------
 

@@ -16,26 +16,37 @@ from tests.fakes.kv_stage import TINY, RecordedStage
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
 
 NUM_STEPS = 40
-
+PIECES = (TINY.block_bytes // 2, 3 * TINY.block_bytes)
+"""Parts of a block, and a few blocks."""
 
 WAVE_FENCES = {Fence.GROUP_AFTER_WAVE, Fence.WAVE_AFTER_GROUP}
 
 
-@given(seed=st.integers(0, 2**32 - 1), writes_through=st.booleans(), has_waves=st.booleans())
-def test_all_conflicting_accesses_are_ordered(seed: int, writes_through: bool, has_waves: bool) -> None:
-    stage = RecordedStage(seed, writes_through=writes_through, has_waves=has_waves)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    writes_through=st.booleans(),
+    has_waves=st.booleans(),
+    piece_bytes=st.sampled_from([None, *PIECES]),
+)
+def test_all_conflicting_accesses_are_ordered(
+    seed: int, writes_through: bool, has_waves: bool, piece_bytes: int | None
+) -> None:
+    stage = RecordedStage(seed, writes_through=writes_through, has_waves=has_waves, piece_bytes=piece_bytes)
     stage.run(NUM_STEPS)
     assert stage.device.races == []
     assert stage.num_wrong == 0
 
 
 @pytest.mark.parametrize(
-    ("fence", "has_waves"),
-    [(fence, False) for fence in Fence if fence not in WAVE_FENCES] + [(fence, True) for fence in Fence],
+    ("fence", "has_waves", "piece_bytes"),
+    [(fence, False, None) for fence in Fence if fence not in WAVE_FENCES]
+    + [(fence, True, piece_bytes) for fence in Fence for piece_bytes in (None, PIECES[0])],
 )
-def test_leaving_out_any_one_fence_leaves_a_race(fence: Fence, has_waves: bool) -> None:
+def test_leaving_out_any_one_fence_leaves_a_race(
+    fence: Fence, has_waves: bool, piece_bytes: int | None
+) -> None:
     def has_race(seed: int) -> bool:
-        stage = RecordedStage(seed, dropped=fence, has_waves=has_waves)
+        stage = RecordedStage(seed, dropped=fence, has_waves=has_waves, piece_bytes=piece_bytes)
         stage.run(NUM_STEPS)
         return bool(stage.device.races)
 
