@@ -19,6 +19,7 @@ from pipemax.transfer.cuda.cuda_device import CopyCall, CudaDevice, CudaHostRegi
 from pipemax.transfer.cuda.device import Fence, KernelCall, Lane
 from pipemax.transfer.cuda.kernels import KvKernels
 from pipemax.transfer.cuda.launch_checks import token_table
+from pipemax.transfer.cuda.pieces import submit_pieces
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
 from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.transfer.layout import BlockLayout, compact_layout
@@ -113,6 +114,21 @@ def test_a_prefetch_without_its_fence_arrives_too_early(
         assert bool((gpu_rows[0] == 7).all()) == is_fenced
 
 
+def test_pieces_arrive_in_their_lane_s_order(gpu_rows: torch.Tensor, host_pool: PinnedHostPool) -> None:
+    device = make_device(gpu_rows, host_pool)
+    host_pool.tensor[:20] = torch.arange(1, 21, dtype=torch.uint8)[:, None]
+    torch.cuda._sleep(20 * SLOW_CYCLES)
+    device.wait(Lane.PREFETCH, device.record(Lane.COMPUTE), Fence.PREFETCH_AFTER_COMPUTE)
+    for shift in range(4):  # each overwrites what the one before copied
+        pairs = [((block + shift) % 20, block) for block in range(0, 20, 2)]
+        runs = copy_runs(pairs, lane=Lane.PREFETCH, block_bytes=LAYOUT.block_bytes)
+        submit_pieces(device, runs, 3 * LAYOUT.block_bytes)
+    ended = device.record(Lane.PREFETCH)
+    assert not device.is_done(ended)
+    device.synchronize()
+    assert gpu_rows[:20:2, 0].tolist() == [(block + 3) % 20 + 1 for block in range(0, 20, 2)]
+
+
 def slow_some_lane_down(device: CudaDevice, rng: random.Random) -> None:
     with torch.cuda.stream(device.stream(rng.choice(list(Lane)))):
         torch.cuda._sleep(rng.randint(0, SLOW_CYCLES // 4))
@@ -139,6 +155,7 @@ def test_random_schedules_read_what_was_computed(
         layout=LAYOUT,
         make_token_store=make_token_store,
         writes_through=writes_through,
+        piece_bytes=3 * LAYOUT.block_bytes if seed % 2 else None,
         go_on=partial(slow_some_lane_down, device, rng),
     )
     stage.run(150)
@@ -148,10 +165,11 @@ def test_random_schedules_read_what_was_computed(
     assert stage.schedule.num_prefetched > 20
 
 
-def test_what_start_puts_together_moves_blocks() -> None:
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_what_start_puts_together_moves_blocks(in_pieces: bool) -> None:
     gpu_rows = zeros_on_gpu(LAYOUT, GPU_BLOCKS)
-    gpu_rows[3].fill_(9)
-    with cuda_transfers(LAYOUT, gpu_rows, HOST_BLOCKS) as transfers:
+    with cuda_transfers(LAYOUT, gpu_rows, HOST_BLOCKS, in_pieces=in_pieces) as transfers:
+        gpu_rows[3].fill_(9)
         assert isinstance(transfers, CudaTransfers)
         save = BlockStore(source=GpuBlockId(3), target=HostBlockId(30))
         transfers.begin_step(StepCopies(saves=(save,)))

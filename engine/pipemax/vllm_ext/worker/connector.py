@@ -45,6 +45,7 @@ from pipemax.vllm_ext.seam.vllm_types import (
     get_pp_group,
     get_tp_group,
 )
+from pipemax.vllm_ext.worker.activations import arrive_by_copy_engine
 from pipemax.vllm_ext.worker.layer_groups import layers_in_order, watch_groups
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock, StageClock
 from pipemax.vllm_ext.worker.stage_reports import WorkerReports
@@ -126,8 +127,14 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         from pipemax.transfer.cuda.assemble import cuda_transfers
         from pipemax.transfer.cuda.cuda_device import CudaDevice
 
+        stage, _ = self._place()
         transfers = self._resources.enter_context(
-            cuda_transfers(layout, gpu_rows, self._settings.host_blocks(layout.block_tokens))
+            cuda_transfers(
+                layout,
+                gpu_rows,
+                self._settings.host_blocks(layout.block_tokens),
+                in_pieces=arrive_by_copy_engine(stage),
+            )
         )
         self._transfers = transfers
         self._clock = self.gpu_clock = GpuStageClock(transfers.device)
