@@ -5,9 +5,9 @@
 Shapes are those of one of eight stages of LLaMA-2-70B, ten layers with dummy weights in bf16, so a block of 16 tokens
 is 640 KiB. Sections: ``peak`` (one large pinned copy), ``prefetch`` (scattered blocks by layout, block size and copy
 call), ``breakdown`` (prefill at prompts of 1 and 256 tokens and decode by batch size: computation against offload, by
-our kernel and by whole blocks), ``overlap`` (the share of prefetch and offload
-hidden behind a decode step), ``priority`` (the latency of a host-staged, activation-sized copy; a proxy, since one GPU
-has no peer). Needs a CUDA GPU with about 35 GB and pinned host memory for the pools (13 GB by default).
+our kernel and by whole blocks), ``overlap`` (the share of prefetch and offload hidden behind a decode step),
+``priority`` (the latency of a host-staged, activation-sized copy next to prefetches in one call and in pieces; a proxy,
+since one GPU has no peer). Needs a CUDA GPU with about 35 GB and pinned host memory for the pools (13 GB by default).
 """
 
 import argparse
