@@ -8,6 +8,7 @@ cudaMemcpyAsync             one call per copy: about 3.5 µs of the link's time 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,7 +61,6 @@ class CudaDevice:
         )
         self.copy_call = copy_call or best_copy_call()
         self._streams = {lane: _Stream(self._device) for lane in (Lane.PREFETCH, Lane.STORE)}
-        self._other_stream = _Stream(self._device)  # carries marks only
 
     def record(self, lane: Lane) -> DeviceEvent:
         event: DeviceEvent = _Event(enable_timing=True)
@@ -110,6 +110,11 @@ class CudaDevice:
     def stream(self, lane: Lane) -> torch.cuda.Stream:
         """Return the lane's stream, for uses that the seam does not cover."""
         return torch.cuda.current_stream(self._device) if lane is Lane.COMPUTE else self._streams[lane]
+
+    @cached_property
+    def _other_stream(self) -> Any:
+        """Carries marks only."""
+        return _Stream(self._device)
 
     @contextmanager
     def _calls(self, what: str) -> Iterator[None]:
