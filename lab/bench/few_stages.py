@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lab.paper.lengths import open_workload
+from pipemax.control.controller_config import WAVE_GROUPS
 from pipemax.domain.specs import NodeSpec
 from pipemax.presets import load_model, load_node
 from pipemax.sim.result import SimulationResult
@@ -25,7 +26,6 @@ from pipemax.sim.systems.scenario import Scenario
 
 STOCK_STEP_TOKENS = (128, 256, 512, 1024)
 MIXED_STEP_TOKENS = (128, 256, 512, 2048)
-WAVE_GROUPS = 4
 PIECE_S = 0.5e-6
 """Of one piece of a batch copy, next to its bytes. One H100, 2026-11-26, ``lab/bench/transfer.py``: batch copies kept
 97 % of the link at pieces of 64 KiB, which are 0.04 µs for each; this is more, so that waves are not flattered."""

@@ -84,6 +84,15 @@ Sample = Annotated[
     ),
 ]
 
+HasWaves = Annotated[
+    bool,
+    typer.Option(
+        "--waves",
+        rich_help_panel=NODE_PANEL,
+        help="Simulate PipeMax with waves: on in its engine config. No GPU has run waves yet.",
+    ),
+]
+
 
 def plan_capacity(
     rows: Rows,
@@ -108,6 +117,7 @@ def plan_capacity(
     sample: Sample = 6000,
     seed: Seed = 0,
     kv_dtype: KvDtype = KvCacheDtype.AUTO,
+    waves: HasWaves = False,
     changes: Changes = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -148,9 +158,10 @@ def plan_capacity(
                     host_memory_bytes=[size * _GB for size in host_memory or ()],
                     gpus_per_engine=gpus_per_engine or (),
                     sample_rows=sample,
+                    has_waves=waves,
                     seed=seed,
                 )
-            console.print(_table(plan, spec, kv_dtype))
+            console.print(_table(plan, spec, kv_dtype, has_waves=waves))
             console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)
             for reason in plan.not_possible:
                 console.print(f"left out: {reason}", highlight=False)
@@ -161,7 +172,7 @@ def plan_capacity(
             write_json(
                 json_file,
                 [
-                    _json_object(node_plan, option, kv_dtype)
+                    _json_object(node_plan, option, kv_dtype, has_waves=waves)
                     for node_plan in plans
                     for option in node_plan.plan.options
                 ],
@@ -194,12 +205,13 @@ def length_statistics(
     )
 
 
-def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype) -> "Table":
+def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype, *, has_waves: bool) -> "Table":
     from rich.table import Table
 
     kv = "" if kv_dtype is KvCacheDtype.AUTO else f" with {kv_dtype} KV"
+    waves = ", PipeMax with waves" if has_waves else ""
     gpus = f"{node.num_gpus} × {node.gpu.name}, {node.host_memory_bytes / _GB:,.0f} GB of host memory"
-    sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv} ({gpus}), fastest first")
+    sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv} ({gpus}){waves}, fastest first")
     sheet.add_column("policy")
     for heading in ("replicas", "tp", "pp", "step tokens", "host GB", "tok/s", "hours", "cost"):
         sheet.add_column(heading, justify="right")
@@ -233,7 +245,9 @@ def _comparison(plans: Sequence[_NodePlan]) -> str:
     return f"cheapest: {figures(cheapest)}; fastest: {figures(fastest)}"
 
 
-def _json_object(node_plan: _NodePlan, option: "CapacityOption", kv_dtype: KvCacheDtype) -> dict[str, Any]:
+def _json_object(
+    node_plan: _NodePlan, option: "CapacityOption", kv_dtype: KvCacheDtype, *, has_waves: bool
+) -> dict[str, Any]:
     return {
         "node": node_plan.node,
         "kv_dtype": kv_dtype.value,
@@ -242,6 +256,7 @@ def _json_object(node_plan: _NodePlan, option: "CapacityOption", kv_dtype: KvCac
         "pipeline_parallel": option.layout.pipeline_parallel,
         "policy": option.policy.value,
         "batching": None if option.batching is None else option.batching.value,
+        "waves": has_waves and option.batching is not None,
         "chunk_tokens": option.chunk_tokens,
         "host_memory_bytes": option.host_memory_bytes,
         "tokens_per_s": round(option.tokens_per_s, 1),

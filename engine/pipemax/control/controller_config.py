@@ -9,6 +9,9 @@ from pipemax.domain.step_times import DECODE_SHARES, StepTimeModel
 
 HOST_HIGH_WATERMARK = 0.95
 """Share of the host pool that prefill fills, unless told otherwise."""
+WAVE_GROUPS = 4
+"""Groups of a stage's layers in which an engine with waves computes. More leave little more room for a batch, and make
+smaller copies."""
 
 
 def usual_num_batches(num_stages: int, max_steps_in_flight: int) -> int:
@@ -21,6 +24,15 @@ def usual_num_batches(num_stages: int, max_steps_in_flight: int) -> int:
     if max_steps_in_flight > num_stages > 1:
         return num_stages
     return max(2, max_steps_in_flight)
+
+
+def waves_refusal(num_batches: int, kv_groups: KvGroups) -> str | None:
+    """Return why no batch may be overwritten while it computes, as the rest of a sentence about waves, or None."""
+    if num_batches < 2:
+        return "need at least 2 batches (num_batches): one batch would overwrite what it runs next"
+    if kv_groups != WHOLE_KV:
+        return "need the whole KV of every layer: windows free blocks as they move on"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +179,8 @@ class ControllerConfig:
                 f"wave_groups must be at least 2, not {num_groups}: copies into the only group would begin when the "
                 "step has ended, and the next step would wait for them"
             )
-        if self.num_batches < 2:
-            raise ValueError("waves need at least 2 batches: one batch would overwrite what it runs next")
-        if self.kv_groups != WHOLE_KV:
-            raise ValueError("waves need the whole KV of every layer: windows free blocks as they move on")
+        if (refusal := waves_refusal(self.num_batches, self.kv_groups)) is not None:
+            raise ValueError(f"waves {refusal}")
 
     @property
     def step_tokens(self) -> int:

@@ -81,13 +81,15 @@ def plan_capacity(
     gpus_per_engine: Sequence[int] = (),
     sample_rows: int = SAMPLE_ROWS,
     sizes: StepSizes = ALL_SIZES,
+    has_waves: bool = False,
     seed: int = 0,
 ) -> CapacityPlan:
     """Predict hours and cost of ``rows`` rows on one node, for every layout and policy.
 
     ``host_memory_bytes`` are the sizes to compare for PipeMax (default: the node's own), ``gpus_per_engine`` the sizes
-    of an engine (default: all that divide the node). Host memory that holds the KV of the whole sample cannot be told
-    from more: raise ``sample_rows`` to compare large sizes. Raise ``ValueError`` if the model does not fit in any way.
+    of an engine (default: all that divide the node). With ``has_waves`` PipeMax's waves are on. Host
+    memory that holds the KV of the whole sample cannot be told from more: raise ``sample_rows`` to compare large sizes.
+    Raise ``ValueError`` if the model does not fit in any way.
     """
     if rows < 1 or price_per_hour < 0:
         raise ValueError(f"rows must be at least 1 and price_per_hour not negative: {rows}, {price_per_hour}")
@@ -109,6 +111,7 @@ def plan_capacity(
                 price_per_hour=price_per_hour,
                 with_stock=index == 0,
                 sizes=sizes,
+                has_waves=has_waves,
             )
     if not options:
         raise ValueError("; ".join(not_possible))
@@ -127,11 +130,12 @@ def options_of(
     price_per_hour: float = 0.0,
     with_stock: bool = True,
     sizes: StepSizes = ALL_SIZES,
+    has_waves: bool = False,
 ) -> list[CapacityOption]:
     """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
     scenario = engine_scenario(node, model, layout, sample)
     runs = [run_stock(scenario, layout, sizes.stock)] if with_stock else []
-    runs += run_pipemax(scenario, layout, sizes.mixed)
+    runs += run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)
     options = []
     for run in runs:
         hours = _hours(run.result, layout.replicas, rows)

@@ -92,11 +92,12 @@ def choose_layout(
     policy: Policy = Policy.AUTO,
     max_model_len: int = 1,
     frees_windows: bool | None = False,
+    has_waves: bool = False,
 ) -> LayoutChoice:
     """Return the fastest layout of the node's GPUs for a table of rows like the sample.
 
     Layouts without room for the KV of one request of ``max_model_len`` tokens are left out. ``frees_windows`` is the
-    engine config's.
+    engine config's, and ``has_waves`` whether its waves are on.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
     """
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
@@ -122,10 +123,14 @@ def choose_layout(
         runs = [run_stock(scenario, layout) for layout, scenario in scenarios.items()]
     if policy is not Policy.VLLM:
         runs += _promising_pipemax(
-            scenarios, max((run.tokens_per_s for run in runs), default=0.0), frees_windows=frees_windows
+            scenarios,
+            max((run.tokens_per_s for run in runs), default=0.0),
+            frees_windows=frees_windows,
+            has_waves=has_waves,
         )
     if not runs:
-        raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}")
+        with_waves = " with waves: on" if has_waves else ""
+        raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}{with_waves}")
     best = max(runs, key=lambda run: run.tokens_per_s)
     others = [run for run in runs if run.layout != best.layout]
     return LayoutChoice(
@@ -137,13 +142,17 @@ def choose_layout(
 
 
 def _promising_pipemax(
-    scenarios: Mapping[Layout, Scenario], to_beat_tokens_per_s: float, *, frees_windows: bool | None
+    scenarios: Mapping[Layout, Scenario],
+    to_beat_tokens_per_s: float,
+    *,
+    frees_windows: bool | None,
+    has_waves: bool,
 ) -> list[LayoutRun]:
     """Return the runs of PipeMax in the layouts in which it may be faster than this."""
     estimates = {
         layout: estimate
         for layout, scenario in scenarios.items()
-        if (estimate := pipemax_estimate(scenario, layout)) is not None
+        if (estimate := pipemax_estimate(scenario, layout, has_waves=has_waves)) is not None
     }
     runs: list[LayoutRun] = []
     for layout in sorted(estimates, key=lambda layout: -estimates[layout]):
@@ -156,5 +165,6 @@ def _promising_pipemax(
             ALL_SIZES.mixed[-1:],
             always_in_phases=False,
             frees_windows=frees_windows,
+            has_waves=has_waves,
         )
     return runs

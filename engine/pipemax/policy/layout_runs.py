@@ -6,7 +6,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
+from pipemax.control.controller_config import WAVE_GROUPS, usual_num_batches, waves_refusal
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, freeing_windows_pays, kv_capacity
 from pipemax.policy.compare import ChosenPolicy
@@ -126,13 +128,15 @@ def run_pipemax(
     *,
     always_in_phases: bool = True,
     frees_windows: bool | None = False,
+    has_waves: bool = False,
 ) -> list[LayoutRun]:
     """Simulate PipeMax in phases, and with the fastest of these sizes of mixed steps.
 
     Unless ``always_in_phases``, phases are simulated only where they may be faster than mixed steps.
     ``frees_windows`` is the engine config's.
     The list is empty if the layout has one stage: no batch waits while another computes. It is also empty if the KV
-    of a row does not fit, of which stock vLLM keeps less where layers have windows.
+    of a row does not fit, of which stock vLLM keeps less where layers have windows, and where an engine refuses waves
+    that it is to have.
     """
     workload = scenario.workload
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
@@ -148,11 +152,14 @@ def run_pipemax(
     frees_windows = frees_windows and model.window_tokens is not None
     capacity = capacity_of(node, model, layout, frees_windows=frees_windows)
     needed = capacity.groups.prompt_blocks(longest, capacity.block_tokens, in_flight_tokens=0)
-    if layout.pipeline_parallel == 1 or capacity.gpu_blocks < needed:
+    num_stages = layout.pipeline_parallel
+    num_batches = usual_num_batches(num_stages, num_stages + 1)
+    is_refused = has_waves and waves_refusal(num_batches, capacity.groups) is not None
+    if num_stages == 1 or capacity.gpu_blocks < needed or is_refused:
         return []
 
     def system(tokens: int | None) -> PipeMaxSystem:
-        controller = {} if tokens is None else mixed_batching(tokens)
+        controller = _waves(has_waves) | ({} if tokens is None else mixed_batching(tokens))
         options = PipeMaxOptions(
             tensor=layout.tensor_parallel, controller=controller, frees_windows=frees_windows
         )
@@ -161,7 +168,7 @@ def run_pipemax(
     mixed = {tokens: system(tokens).simulate() for tokens in sizes}
     tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)
     runs = [(Batching.MIXED, tokens, mixed[tokens])]
-    if always_in_phases or phases_may_be_faster(capacity, workload, layout.pipeline_parallel):
+    if always_in_phases or phases_may_be_faster(capacity, workload, num_stages):
         prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
         runs.insert(0, (Batching.SEPARATED, prompt_tokens, system(None).simulate()))
     return [
@@ -172,16 +179,24 @@ def run_pipemax(
     ]
 
 
-def pipemax_estimate(scenario: Scenario, layout: Layout) -> float | None:
+def _waves(has_waves: bool) -> dict[str, Any]:
+    """Return the fields of the controller's config that say so."""
+    return {"wave_groups": WAVE_GROUPS} if has_waves else {}
+
+
+def pipemax_estimate(scenario: Scenario, layout: Layout, *, has_waves: bool = False) -> float | None:
     """Return roughly the tokens/s of all replicas that PipeMax reaches in this layout, or None if it has one stage.
 
     That is continuous batching on GPUs with room for what PipeMax copies to them too: up to p blocks a step for each
     batch but the one that computes (n of the paper; its batches hold M/n + p(1 − 2/n) of M blocks). p follows from the
-    link and the time of a step, which follows from the room. It costs a twentieth of a simulation of PipeMax.
+    link and the time of a step, which follows from the room. In waves they hold M/n + p(1 − 1.25/n), so that there is
+    room for up to p blocks more. It costs a twentieth of a simulation of PipeMax.
     """
     if layout.pipeline_parallel == 1:
         return None
-    bigger = replace(scenario.node.gpu, memory_bytes=_memory_with_copies(scenario, layout))
+    bigger = replace(
+        scenario.node.gpu, memory_bytes=_memory_with_copies(scenario, layout, has_waves=has_waves)
+    )
     larger = replace(scenario, node=replace(scenario.node, gpu=bigger))
 
     def simulate(tokens: int) -> SimulationResult:
@@ -192,16 +207,18 @@ def pipemax_estimate(scenario: Scenario, layout: Layout) -> float | None:
     return result.steady_tokens_per_s * layout.replicas
 
 
-def _memory_with_copies(scenario: Scenario, layout: Layout) -> int:
+def _memory_with_copies(scenario: Scenario, layout: Layout, *, has_waves: bool) -> int:
     """Return the bytes of a GPU that holds what PipeMax holds on it and in flight to it."""
     node, workload = scenario.node, scenario.workload
     capacity = capacity_of(node, scenario.model, layout)
     times = StageTimes(node, scenario.model, layout.parallelism)
-    stages = stage_configs(node, times, PipeMaxOptions(tensor=layout.tensor_parallel))
+    options = PipeMaxOptions(tensor=layout.tensor_parallel, controller=_waves(has_waves))
+    stages = stage_configs(node, times, options)
+    num_copied = len(stages) if has_waves else len(stages) - 1
     kv_of_row = float((workload.prompt_tokens + workload.output_tokens / 2).mean())
     copied_blocks = 0.0
     for _ in range(_FIXED_POINT_STEPS):
-        room_blocks = min(capacity.gpu_blocks + (len(stages) - 1) * copied_blocks, capacity.host_blocks)
+        room_blocks = min(capacity.gpu_blocks + num_copied * copied_blocks, capacity.host_blocks)
         kv_tokens = room_blocks * capacity.block_tokens / len(stages)
         work = StepWork(
             decode_requests=max(1, int(kv_tokens / kv_of_row)),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipemax.checkpoint.model_config import max_model_len, read_model_config
 from pipemax.checkpoint.model_shapes import model_shapes
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, Waves
 from pipemax.control.times.calibration import Calibration, load_calibration
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.units import GIB
@@ -84,6 +84,7 @@ def settle_layout(
         policy=config.policy,
         max_model_len=longest,
         frees_windows=config.frees_windows,
+        has_waves=config.waves is Waves.ON,
     )
     profile = f"the profile of {node.name}{f' {correction.reason}' if correction else ''}"
     rows = "sampled rows" if config.row_lengths else "rows of assumed lengths"

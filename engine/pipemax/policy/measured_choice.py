@@ -205,7 +205,8 @@ def compare_policies(
     return PolicyChoice(
         chosen=chosen,
         reason=f"{why}: simulated {_compared(len(runs), stock.num_sizes)} over {len(rows.workload):,} rows: "
-        f"{rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s for {plan.description}{_instead(rows, runs, plan)} "
+        f"{rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s for {plan.description}"
+        f"{'' if engine.wave_groups is None else ' and waves'}{_instead(rows, runs, plan)} "
         f"against {rates[ChosenPolicy.VLLM]:,.0f} for stock vLLM with steps of up to "
         f"{stock.engine.max_batched_tokens:,} tokens, {speedup:.2f}×, in decode batches of "
         f"{runs[plan].mean_decode_batch:.0f} and {stock.result.mean_decode_batch:.0f}",
@@ -214,6 +215,7 @@ def compare_policies(
             **inputs,
             "stages": len(engine.stages),
             "num_batches": engine.num_batches,
+            **({} if engine.wave_groups is None else {"wave_groups": engine.wave_groups}),
             "gpu_kv_tokens": engine.capacity.gpu_tokens,
             "host_kv_tokens": engine.capacity.host_blocks * engine.capacity.block_tokens,
             "simulated_rows": len(rows.workload),

@@ -29,6 +29,8 @@ class MeasuredEngine:
     """Under stock vLLM, which frees what is older than a window; None for a model without windows."""
     num_batches: int
     """n of the paper."""
+    wave_groups: int | None = None
+    """Groups of layers in which a step of PipeMax with waves computes; None without waves."""
     max_num_seqs: int
     """Maximum number of requests in one step of PipeMax, or running at once under stock vLLM."""
     max_batched_tokens: int

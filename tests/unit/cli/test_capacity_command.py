@@ -49,6 +49,35 @@ def test_plan_capacity_tells_hours_and_cost_of_every_layout(small: list[str], tm
         assert option["cost"] == pytest.approx(20 * option["hours"], abs=2e-3)
 
 
+def test_plan_capacity_calculates_with_waves_where_it_is_told_to(small: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    arguments = [
+        "plan-capacity",
+        "--rows",
+        "1000000",
+        "--price",
+        "20",
+        *small,
+        "--sample",
+        "60",
+        "--output-mean",
+    ]
+    arguments += ["60", "--gpus-per-engine", "2", "--set", "num_gpus=2", "--set", "gpu.memory_bytes=1.8e10"]
+
+    def pipemax_rates(*options: str) -> dict[str, float]:
+        result = run(*arguments, "--output-median", "40", "--json", str(path), *options)
+        assert result.exit_code == 0, result.output
+        assert ("PipeMax with waves" in message_of(result)) is bool(options)
+        plan = json.loads(path.read_text())
+        assert {option["policy"] for option in plan if option["waves"]} == ({"pipemax"} if options else set())
+        return {
+            option["batching"]: option["tokens_per_s"] for option in plan if option["policy"] == "pipemax"
+        }
+
+    without, waves = pipemax_rates(), pipemax_rates("--waves")
+    assert all(waves[batching] != without[batching] for batching in ("mixed", "separated"))
+
+
 @pytest.mark.long  # simulation
 def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"

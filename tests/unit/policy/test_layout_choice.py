@@ -117,6 +117,29 @@ def test_estimates_hide_no_layout_in_which_pipemax_is_fastest() -> None:
     assert choice.best.tokens_per_s >= 0.99 * fastest
 
 
+def test_waves_are_simulated_where_the_engine_would_accept_them() -> None:
+    """With the KV of all layers kept, and over two stages or more."""
+    node = small_node(num_gpus=2, kv_gb=0.4)
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=2)
+    scenario = engine_scenario(node, small_model(), layout, SAMPLE, stops_at_drain=True)
+    without, waves = (
+        run_pipemax(scenario, layout, (256,), always_in_phases=False, has_waves=has_waves)[-1]
+        for has_waves in (False, True)
+    )
+    assert waves.result.mean_decode_batch > 1.05 * without.result.mean_decode_batch
+    link = replace(node.link, host_to_gpu_bytes_per_s=node.link.host_to_gpu_bytes_per_s / 8)
+    few_copies = replace(scenario, node=replace(node, link=link))
+    estimates = [
+        pipemax_estimate(few_copies, layout, has_waves=has_waves) or 0.0 for has_waves in (False, True)
+    ]
+    assert estimates[1] > 1.02 * estimates[0] > 0
+    windows = engine_scenario(small_node(num_gpus=2, kv_gb=4.0), windowed_model(), layout, SAMPLE.first(20))
+    assert run_pipemax(windows, layout, (256,), always_in_phases=False, frees_windows=True) != []
+    assert run_pipemax(windows, layout, (256,), frees_windows=True, has_waves=True) == []
+    whole = replace(layout, tensor_parallel=2, pipeline_parallel=1)
+    assert run_pipemax(scenario, whole, (256,), has_waves=True) == []
+
+
 @pytest.mark.long  # simulation
 def test_mixed_steps_have_the_faster_of_their_sizes() -> None:
     node = small_node(num_gpus=4, kv_gb=0.8)

@@ -84,6 +84,17 @@ def test_what_the_config_fixes_stays(checkpoint: Path) -> None:
     assert (parts_of(settled.config), settled.reason) == ((1, 1, 2), ""), "there was nothing to choose"
 
 
+def test_a_layout_is_chosen_with_waves_where_they_are_on(checkpoint: Path) -> None:
+    """In one of two layouts PipeMax runs, and faster with waves."""
+    node = small_node(num_gpus=2, kv_gb=0.4, host_gb=8.0)
+    settled = [settle(checkpoint, node=node, policy="pipemax", waves=waves) for waves in ("off", "on")]
+    assert {parts_of(one.config) for one in settled} == {(1, 1, 2)}
+    without, waves = (
+        float(one.reason.partition("simulated ")[2].split()[0].replace(",", "")) for one in settled
+    )
+    assert waves > 1.02 * without
+
+
 def test_a_layout_under_vllms_own_arguments_is_left_to_them(checkpoint: Path) -> None:
     settled = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15), vllm={"tensor_parallel_size": 2})
     assert (parts_of(settled.config), settled.reason) == ((None, None, None), "")

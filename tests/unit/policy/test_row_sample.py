@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipemax.config import RowLengths
-from pipemax.control.controller_config import StageConfig
+from pipemax.control.controller_config import WAVE_GROUPS, StageConfig
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.policy.compare import ChosenPolicy
@@ -75,6 +75,17 @@ def test_many_stages_and_scarce_memory_make_pipemax_the_choice() -> None:
     assert f"{choice.speedup:.2f}×" in choice.reason
     assert choice.inputs["stages"] == 8
     assert choice.inputs["lengths"] == "4 sampled rows"
+
+
+def test_waves_are_simulated_where_the_engine_has_them() -> None:
+    """And no others: what they gain over two stages of the paper's case is in lab/results/few_stages.md."""
+    plain = engine(stages=2, gpu_blocks=200)
+    choices = [choose_policy(replace(plain, wave_groups=groups), lengths()) for groups in (None, WAVE_GROUPS)]
+    without, waves = (choice.predicted_tokens_per_s for choice in choices)
+    assert waves["pipemax"] > 1.02 * without["pipemax"]
+    assert waves["vllm"] == without["vllm"]
+    assert [choice.inputs.get("wave_groups") for choice in choices] == [None, WAVE_GROUPS]
+    assert [" tokens and waves" in choice.reason for choice in choices] == [False, True]
 
 
 def test_memory_for_all_rows_makes_stock_vllm_the_choice() -> None:

@@ -67,7 +67,7 @@ def controller_config(
             machine.times,
             options,
             room_layers=machine.room_layers,
-            pieces_of_layers=_pieces_of_waves(pieces_of_layers, options.controller.get("wave_groups")),
+            pieces_of_layers=pieces_of_layers,
         ),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
@@ -98,6 +98,7 @@ def _measured_config(engine: MeasuredEngine) -> ControllerConfig:
         block_tokens=engine.capacity.block_tokens,
         kv_groups=engine.capacity.groups,
         prefill_chunk_tokens=engine.max_batched_tokens,
+        wave_groups=engine.wave_groups,
         max_num_seqs=engine.max_num_seqs,
         max_resident_requests=65536,
     )
@@ -115,11 +116,12 @@ def stage_configs(
     """Return each stage's config, with step times fitted to a profile of the simulated stage.
 
     ``room_layers``: for how many layers a block has room, where that is not all of a stage's. ``pieces_of_layers``: in
-    how many contiguous pieces a block of so many layers lies.
+    how many contiguous pieces a block of so many layers lies; waves copy each group of layers by itself.
     The profile has steps of up to ``most_step_tokens``, as a calibration has that of an engine with this limit. Bytes
     and bandwidth are those of one of its GPUs, as an engine's workers report them.
     """
     together = min(node.root_bytes_per_s / node.gpus_per_root, node.host_dram_bytes_per_s / node.num_gpus)
+    pieces_of_layers = _pieces_of_waves(pieces_of_layers, options.controller.get("wave_groups"))
     configs: list[StageConfig] = []
     layers = times.layers
     rooms = room_layers or layers

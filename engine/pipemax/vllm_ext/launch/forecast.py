@@ -95,6 +95,7 @@ def measured_engine(vllm_config: VllmConfig, calibration: Calibration, *, gpu_bl
         capacity=capacity,
         windowed_capacity=windowed,
         num_batches=settings.num_batches,
+        wave_groups=settings.wave_groups,
         max_num_seqs=settings.max_num_seqs,  # vLLM's own number may be that of the runner's slots
         max_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=vllm_config.model_config.max_model_len,

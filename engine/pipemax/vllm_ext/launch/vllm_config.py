@@ -10,7 +10,7 @@ from typing import Any
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, Policy, Waves, require_free_connector
-from pipemax.control.controller_config import usual_num_batches
+from pipemax.control.controller_config import WAVE_GROUPS, usual_num_batches, waves_refusal
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.units import GIB
 from pipemax.node.failure_records import FAILURES_VARIABLE
@@ -52,8 +52,6 @@ CONNECTOR = "PipeMaxConnector"
 _RESIDENT_TOKENS = 512
 """Tokens that a request with KV on the GPU is assumed to have, for the number of the V2 runner's slots."""
 _TOKEN_ID_BYTES = 4
-_WAVE_GROUPS = 4
-"""More groups leave little more room for a batch, and make smaller copies."""
 
 
 def make_vllm_config(config: EngineConfig) -> VllmConfig:
@@ -175,10 +173,8 @@ def _check_waves(settings: RuntimeSettings, vllm_config: VllmConfig) -> None:
         reasons.append(
             "a compiled model and CUDA graphs do not tell when a layer is computed (enforce_eager: false)"
         )
-    if frees_windows(vllm_config):
-        reasons.append("KV that has left windows is freed (vllm: {disable_hybrid_kv_cache_manager: false})")
-    if settings.num_batches < 2:
-        reasons.append("num_batches is 1, and the only batch would overwrite what it runs next")
+    if (refusal := waves_refusal(settings.num_batches, block_tables(vllm_config))) is not None:
+        reasons.append(f"they {refusal}")
     if reasons:
         raise ValueError(f"waves: on is not possible here: {'; '.join(reasons)}. Leave waves out")
 
@@ -349,7 +345,7 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
         whole_prompts=not vllm_config.scheduler_config.enable_chunked_prefill,
         batching=config.batching.at_start.value,
         mixed_step_tokens=config.mixed_step_tokens,
-        wave_groups=_WAVE_GROUPS if config.waves is Waves.ON else None,
+        wave_groups=WAVE_GROUPS if config.waves is Waves.ON else None,
     )
 
 

@@ -13,7 +13,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 from pipemax.config import EngineConfig, RowLengths
-from pipemax.control.controller_config import StageConfig
+from pipemax.control.controller_config import WAVE_GROUPS, StageConfig
 from pipemax.control.times.calibration import Calibration
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.step_times import StepTimeModel
@@ -84,6 +84,15 @@ def test_what_has_left_windows_is_freed_if_the_config_says_so(
     engine = measured_engine(freed, two_equal_stages(), gpu_blocks=101)
     assert engine.stock_capacity == engine.capacity
     assert engine.capacity.groups == KvGroups(full=1, window=1, window_tokens=WINDOW)
+
+
+def test_waves_need_whole_kv_and_reach_the_simulated_engine(directory_of: DirectoryOf) -> None:
+    directory = directory_of(CONFIGS["gpt-oss"]())
+    with pytest.raises(ValueError, match="waves: on is not possible here: they need the whole KV"):
+        make_vllm_config(config_of(directory, waves="on", **FREED))
+    for waves, expected in (("off", None), ("on", WAVE_GROUPS)):
+        vllm_config = make_vllm_config(config_of(directory, waves=waves))
+        assert measured_engine(vllm_config, two_equal_stages(), gpu_blocks=101).wave_groups == expected
 
 
 def test_shared_prefixes_are_refused_where_windows_are_freed(directory_of: DirectoryOf) -> None:

@@ -65,7 +65,7 @@ def test_waves_are_off_unless_they_are_on() -> None:
     ("values", "reason"),
     [
         ({"enforce_eager": False}, "CUDA graphs do not tell when a layer is computed"),
-        ({"num_batches": 1}, "num_batches is 1"),
+        ({"num_batches": 1}, "they need at least 2 batches"),
     ],
 )
 def test_waves_that_nothing_can_carry_out_are_refused(values: dict[str, object], reason: str) -> None:
