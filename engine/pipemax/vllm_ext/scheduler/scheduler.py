@@ -30,13 +30,14 @@ from pipemax.domain.events import (
     RunRefused,
     StepCompleted,
 )
-from pipemax.domain.plan import Batching, Prefetch, StepPlan
+from pipemax.domain.plan import Batching, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache, kv_groups
 from pipemax.vllm_ext.core_calls import encode_profile
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
+from pipemax.vllm_ext.scheduler.kv_moves import KvMoves
 from pipemax.vllm_ext.scheduler.pools import make_pools
 from pipemax.vllm_ext.scheduler.prefix_finder import PrefixFinder
 from pipemax.vllm_ext.scheduler.scheduler_stats import Counters, demand_stats
@@ -72,14 +73,12 @@ class PipeMaxScheduler(PlannedScheduler):
         self._frees_windows = groups.window > 0
         self._copies = CopyGatherer(self._gpu, self._host, self.block_size)
         self._prefixes = PrefixFinder(self.block_size)
-        self._prefix_blocks: dict[
-            str, int
-        ] = {}  # of the prefix that the controller knows, where there is one
         parallel = self.parallel_config
         self._reports = ReportBook(parallel.pipeline_parallel_size, parallel.tensor_parallel_size)
         self._planned_tokens: dict[str, int] = {}  # in the step that vLLM is asked for
         num_slots = self.max_num_running_reqs if self.use_v2_model_runner else UNLIMITED
         self._workers = WorkerState(num_slots)
+        self._moves = KvMoves(self._gpu, self._host, self._copies, self._workers, self.block_size)
         self._controller = Controller(
             settings.controller_config(
                 gpu_blocks=self._gpu.num_free,
@@ -99,8 +98,6 @@ class PipeMaxScheduler(PlannedScheduler):
         self._counters = Counters()
         self._num_added = 0
         self._plan: StepPlan | None = None  # being carried out
-        self._overwritten: list[str] = []  # by the wave of the last step
-        self._num_found: dict[str, int] = {}  # by request being prefetched: leading blocks that need no copy
         self._resent: list[NewRequestData] = []  # in the step being made: they had lost their slots
         self._schedules_decodes = can_schedule_decodes(self)
         answer_calls()
@@ -218,7 +215,7 @@ class PipeMaxScheduler(PlannedScheduler):
         is_read = self.cache_config.enable_prefix_caching and not request.skip_reading_prefix_cache
         prefix = self._prefixes.find(request.block_hashes) if is_read else None
         if prefix is not None:
-            self._prefix_blocks[request.request_id] = prefix.num_tokens // self.block_size
+            self._moves.note_prefix(request.request_id, prefix.num_tokens // self.block_size)
         spec = RequestSpec(
             request_id=RequestId(request.request_id),
             prompt_tokens=request.num_prompt_tokens,
@@ -228,27 +225,14 @@ class PipeMaxScheduler(PlannedScheduler):
         self._events.append(RequestAdmitted(request=spec))
 
     def _make_room(self, plan: StepPlan) -> None:
-        self._evict_overwritten()
+        self._moves.evict_overwritten(self._started)
         for request_id in plan.recompute:
             request = self._started.pop(request_id)
             self.drop_kv(request)
             self._not_started[request_id] = request
-            self._forget_kv(request_id)
+            self._moves.drop(request_id)
         for request_id in plan.evict:
-            self._evict(request_id)
-
-    def _evict(self, request_id: str) -> None:
-        self._copies.save_last(request_id)
-        self._gpu.evict(self._started[request_id])
-        self._workers.leave_gpu(request_id)
-        self._stop_prefetching(request_id)
-
-    def _evict_overwritten(self) -> None:
-        """Evict what the last step has overwritten, of which it left the block that it wrote to."""
-        for request_id in self._overwritten:
-            if request_id in self._started:  # it has not ended since
-                self._evict(request_id)
-        self._overwritten.clear()
+            self._moves.evict(self._started[request_id])
 
     def _free_skipped(self, plan: StepPlan) -> None:
         """Free what the planned step no longer attends to; the plan counts on it."""
@@ -256,45 +240,10 @@ class PipeMaxScheduler(PlannedScheduler):
             if (request := self._started.get(request_id)) is not None:
                 self._gpu.free_skipped(request)
 
-    def _overwrite(self, request_ids: Sequence[str]) -> None:
-        """Free what a wave may overwrite of requests that the step runs; their block tables are made already."""
-        for request_id in request_ids:
-            request = self.requests[request_id]
-            first, end = (
-                self._prefix_blocks.get(request_id, 0),
-                request.num_computed_tokens // self.block_size,
-            )
-            self._copies.let_waves_overwrite(self._gpu.overwrite(request, first, end))
-        self._overwritten += request_ids
-
     def _prefetch_planned(self, plan: StepPlan) -> None:
         for item in plan.prefetch:
-            self._prefetch(plan, item)
-
-    def _prefetch(self, plan: StepPlan, item: Prefetch) -> None:
-        """Allocate GPU blocks for the whole request with its first part; then add the copies of what is missing."""
-        request_id = item.request_id
-        if item.is_first:
-            num_found = self._gpu.allocate_for_prefetch(self._started[request_id])
-            if num_found is None:
-                self._events.append(PrefetchRefused(step_id=plan.step_id, request_id=request_id))
-                return
-            self._num_found[request_id] = num_found
-            self._workers.note_prefetch(request_id)
-            self._counters.prefetches += 1
-            self._counters.found_blocks += num_found
-        # The first part begins where the KV found on the GPU ends, wherever the plan expected that.
-        first_block = 0 if item.is_first else item.first_block
-        first_block = max(first_block, self._num_found[request_id])
-        end_block = item.first_block + item.num_blocks
-        self._counters.prefetched_blocks += self._copies.prefetch(
-            request_id, first_block, end_block, is_last=item.is_last
-        )
-        if item.is_last:
-            del self._num_found[request_id]
-            # The controller counts on its prefix even if no other request has begun with it.
-            num_shared = max(self._host.num_shared(request_id), self._prefix_blocks.get(request_id, 0))
-            self._gpu.publish_later(self._started[request_id], num_shared)
+            if not self._moves.prefetch(self._started[item.request_id], item, self._counters):
+                self._events.append(PrefetchRefused(step_id=plan.step_id, request_id=item.request_id))
 
     def _run(self, plan: StepPlan) -> SchedulerOutput:
         """Run vLLM's own ``schedule`` over the planned requests, and report what became of them."""
@@ -369,7 +318,7 @@ class PipeMaxScheduler(PlannedScheduler):
         has_waves = plan.overwrite is not None
         if plan.overwrite is not None:
             # Not before vLLM has given the step its blocks: it would give it those that the wave overwrites.
-            self._overwrite(plan.overwrite)
+            self._moves.overwrite(self.requests[request_id] for request_id in plan.overwrite)
             self._prefetch_planned(plan)
             self._gpu.return_vacated()
         copies = self._copies.take(in_groups=has_waves and bool(output.num_scheduled_tokens))
@@ -425,22 +374,12 @@ class PipeMaxScheduler(PlannedScheduler):
         for aside in (self._started, self._not_started):
             aside.pop(request_id, None)
         self._blocked.discard(request)
-        self._prefix_blocks.pop(request_id, None)
-        self._forget_kv(request_id)
+        self._moves.forget(request_id)
 
     def kv_dropped(self, request: Request) -> None:
         self._not_started[request.request_id] = request
-        self._forget_kv(request.request_id)
+        self._moves.drop(request.request_id)
         self._events.append(RequestPreempted(request_id=RequestId(request.request_id)))
-
-    def _forget_kv(self, request_id: str) -> None:
-        self._host.release(request_id)
-        self._workers.release(request_id)
-        self._stop_prefetching(request_id)
-
-    def _stop_prefetching(self, request_id: str) -> None:
-        if self._num_found.pop(request_id, None) is not None:
-            self._copies.abandon_prefetches()
 
     def get_request_counts(self) -> tuple[int, int]:
         """Return (running, waiting), including the requests set aside."""

@@ -95,7 +95,7 @@ def test_requests_end_and_are_given_up_while_they_are_overwritten(seed: int) -> 
         core.add(make_request(str(index), prompt, max_tokens))
     while core.scheduler.get_num_unfinished_requests():
         core.step()
-        if (overwritten := core.scheduler._overwritten) and rng.random() < 0.1:
+        if (overwritten := core.scheduler._moves.overwritten) and rng.random() < 0.1:
             given_up += 1
             core.abort([overwritten[0]])
             expected.pop(overwritten[0], None)
