@@ -118,6 +118,19 @@ def _construct(
     )
 
 
+def equal_cores(*, asynchronous: bool, **more: Any) -> list["FakeCore"]:
+    """Return two cores of two stages that behave alike, with as many steps in flight as vLLM has with them."""
+    return [
+        FakeCore(
+            make_scheduler(
+                gpu_blocks=40, host_blocks=300, stages=2, runner=2, asynchronous=asynchronous, **more
+            ),
+            3 if asynchronous else 2,
+        )
+        for _ in range(2)
+    ]
+
+
 def make_request(request_id: str, prompt: list[int], max_tokens: int) -> Request:
     return Request(
         request_id=request_id,

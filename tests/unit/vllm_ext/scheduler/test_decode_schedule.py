@@ -10,7 +10,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxScheduler
-from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler, state_of
+from tests.unit.vllm_ext.fake_worker import FakeCore, equal_cores, make_request, make_scheduler, state_of
 
 
 def comparable(output: SchedulerOutput) -> tuple[object, ...]:
@@ -37,22 +37,7 @@ def count_own_loops(scheduler: PipeMaxScheduler, count: dict[str, int], name: st
     ids=["sync", "async", "async-mixed"],
 )
 def test_the_message_is_vllm_s_own(asynchronous: bool, more: dict[str, Any]) -> None:
-    cores = [
-        FakeCore(
-            make_scheduler(
-                gpu_blocks=40,
-                host_blocks=300,
-                num_batches=3,
-                stages=2,
-                chunk_tokens=16,
-                runner=2,
-                asynchronous=asynchronous,
-                **more,
-            ),
-            3 if asynchronous else 2,
-        )
-        for _ in range(2)
-    ]
+    cores = equal_cores(num_batches=3, chunk_tokens=16, asynchronous=asynchronous, **more)
     loops: dict[str, int] = {}
     for core, name in zip(cores, ("short", "own"), strict=True):
         count_own_loops(core.scheduler, loops, name)

@@ -15,8 +15,8 @@ from vllm.v1.request import Request
 from tests.unit.vllm_ext.fake_worker import (
     MAX_MODEL_LEN,
     FakeCore,
+    equal_cores,
     make_request,
-    make_scheduler,
     state_of,
 )
 
@@ -89,21 +89,7 @@ class Pair:
     """Two cores with the same requests: one uses the short loop, the other only vLLM's own."""
 
     def __init__(self, *, asynchronous: bool, seed: int, **more: Any) -> None:
-        self.cores = [
-            FakeCore(
-                make_scheduler(
-                    gpu_blocks=40,
-                    host_blocks=300,
-                    num_batches=2,
-                    stages=2,
-                    runner=2,
-                    asynchronous=asynchronous,
-                    **more,
-                ),
-                3 if asynchronous else 2,
-            )
-            for _ in range(2)
-        ]
+        self.cores = equal_cores(num_batches=2, asynchronous=asynchronous, **more)
         self.cores[1].scheduler._updates_decodes = False
         self.taken: list[list[dict[int, tuple[object, ...]]]] = [[], []]
         self.num_own_loops = [0, 0]
