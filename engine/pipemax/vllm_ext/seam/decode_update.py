@@ -6,18 +6,18 @@ whatever else a step brings, so that it ends every request. A test compares what
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.sched.utils import check_sequence_repetition
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
 def can_update_decodes(scheduler: Scheduler) -> bool:
-    """Return whether vLLM is set up with nothing that ``update_decodes`` leaves out."""
+    """Return whether vLLM is set up with nothing that ``DecodeUpdates`` leaves out."""
     return (
         scheduler.num_spec_tokens == 0
         and scheduler.aux_output_connector is None
@@ -26,47 +26,76 @@ def can_update_decodes(scheduler: Scheduler) -> bool:
     )
 
 
-def update_decodes(
-    scheduler: Scheduler, step: SchedulerOutput, worker_output: ModelRunnerOutput
-) -> tuple[SchedulerOutput, list[EngineCoreOutput]]:
-    """Take in the plain decodes of a step. Return the step without them, for vLLM, and their outputs."""
-    if not _is_plain_step(worker_output):
-        return step, []
-    sampled, index_of = worker_output.sampled_token_ids, worker_output.req_id_to_index
-    logprobs, requests = worker_output.logprobs, scheduler.requests
-    hash_tokens, block_tokens = scheduler.hash_block_size, scheduler.block_size
-    is_async = isinstance(scheduler, AsyncScheduler)
-    left: dict[str, int] = {}
-    outputs: list[EngineCoreOutput] = []
-    for request_id, num_tokens in step.num_scheduled_tokens.items():
-        request = requests.get(request_id)
-        index = index_of[request_id]
-        tokens = sampled[index]
-        if (
-            request is None
-            or num_tokens != 1
-            or len(tokens) != 1
-            or not _is_plain(request)
-            or _ends(scheduler, request, tokens[0])
-        ):
-            left[request_id] = num_tokens
-            continue
-        request.num_in_flight_tokens -= 1
-        request._output_token_ids.append(tokens[0])
-        all_tokens = request._all_token_ids
-        all_tokens.append(tokens[0])
-        if len(all_tokens) % hash_tokens == 0:
-            request.update_block_hashes()
-        if is_async:
-            request.num_output_placeholders -= 1
-            num_known = request.num_computed_tokens - request.num_output_placeholders
-            if num_known % block_tokens == 0:
-                scheduler.kv_cache_manager.cache_blocks(request, num_known)
-        output = EngineCoreOutput(request_id, tokens)
-        if logprobs and request.sampling_params.num_logprobs is not None:  # type: ignore[union-attr]
-            output.new_logprobs = logprobs.slice_request(index, 1)
-        outputs.append(output)
-    return replace(step, num_scheduled_tokens=left), outputs
+class _Decoding(NamedTuple):
+    """A request that decodes plainly, with what does not change until it is freed."""
+
+    request: Request
+    ends: frozenset[int]
+    """Tokens that may end it."""
+    max_tokens: int
+    """At this many tokens, its prompt among them, it ends."""
+    has_logprobs: bool
+
+
+class DecodeUpdates:
+    """Takes in plain decodes for one scheduler, and remembers its requests until they are forgotten."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._decoding: dict[str, _Decoding | None] = {}  # None for requests that vLLM's loop takes in
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that is freed, as another may have its id."""
+        self._decoding.pop(request_id, None)
+
+    def take_in(
+        self, step: SchedulerOutput, worker_output: ModelRunnerOutput
+    ) -> tuple[SchedulerOutput, list[EngineCoreOutput]]:
+        """Take in the plain decodes of a step. Return the step without them, for vLLM, and their outputs."""
+        if not _is_plain_step(worker_output):
+            return step, []
+        scheduler, known = self._scheduler, self._decoding
+        sampled, index_of = worker_output.sampled_token_ids, worker_output.req_id_to_index
+        logprobs, hash_tokens, block_tokens = (
+            worker_output.logprobs,
+            scheduler.hash_block_size,
+            scheduler.block_size,
+        )
+        is_async = isinstance(scheduler, AsyncScheduler)
+        left: dict[str, int] = {}
+        outputs: list[EngineCoreOutput] = []
+        for request_id, num_tokens in step.num_scheduled_tokens.items():
+            index = index_of[request_id]
+            tokens = sampled[index]
+            decoding = known[request_id] if request_id in known else self._look_at(request_id)
+            if decoding is None or num_tokens != 1 or not _goes_on(decoding, tokens):
+                left[request_id] = num_tokens
+                continue
+            request = decoding.request
+            request.num_in_flight_tokens -= 1
+            request._output_token_ids.append(tokens[0])
+            all_tokens = request._all_token_ids
+            all_tokens.append(tokens[0])
+            if len(all_tokens) % hash_tokens == 0:
+                request.update_block_hashes()
+            if is_async:
+                request.num_output_placeholders -= 1
+                num_known = request.num_computed_tokens - request.num_output_placeholders
+                if num_known % block_tokens == 0:
+                    scheduler.kv_cache_manager.cache_blocks(request, num_known)
+            output = EngineCoreOutput(request_id, tokens)
+            if logprobs and decoding.has_logprobs:
+                output.new_logprobs = logprobs.slice_request(index, 1)
+            outputs.append(output)
+        return replace(step, num_scheduled_tokens=left), outputs
+
+    def _look_at(self, request_id: str) -> _Decoding | None:
+        """Return what does not change of a request; None if vLLM's loop takes in all its outputs, or it is gone."""
+        request = self._scheduler.requests.get(request_id)
+        if request is None:
+            return None
+        self._decoding[request_id] = decoding = _decoding(request, self._scheduler.max_model_len)
+        return decoding
 
 
 def with_decodes(
@@ -92,39 +121,35 @@ def _is_plain_step(worker_output: ModelRunnerOutput) -> bool:
     )
 
 
-def _is_plain(request: Request) -> bool:
-    """Return whether vLLM's loop would do nothing for a request but count its token, unless that ends it."""
-    return (
-        request.status is RequestStatus.RUNNING
-        and request.structured_output_request is None
-        and request.prefill_stats is None
-        and request.client_index == 0
-        and not (
-            request.mm_features
-            or request.events
-            or request.trace_headers
-            or request.num_stale_output_tokens
-            or request.num_nans_in_logits
-        )
-    )
-
-
-def _ends(scheduler: Scheduler, request: Request, token: int) -> bool:
-    """Return whether vLLM's ``check_stop`` may end a request with this token, which it does not have yet."""
+def _decoding(request: Request, max_model_len: int) -> _Decoding | None:
+    """Return what does not change of a request; None if vLLM's loop takes in all its outputs."""
     params = request.sampling_params
-    return (
+    if (
         params is None
-        or token == params.eos_token_id
-        or token in (params.stop_token_ids or ())
-        or len(request._all_token_ids) + 1 >= scheduler.max_model_len
-        or len(request._output_token_ids) + 1 >= request.max_tokens
-        or (params.repetition_detection is not None and _repeats(request, token))
+        or params.repetition_detection is not None
+        or request.structured_output_request is not None
+        or request.client_index != 0
+        or request.mm_features
+        or request.trace_headers
+    ):
+        return None
+    ends = frozenset(params.stop_token_ids or ())
+    return _Decoding(
+        request=request,
+        ends=ends if params.eos_token_id is None else ends | {params.eos_token_id},
+        max_tokens=min(max_model_len, request.num_prompt_tokens + request.max_tokens),
+        has_logprobs=params.num_logprobs is not None,
     )
 
 
-def _repeats(request: Request, token: int) -> bool:
-    """Return whether the outputs with this token end in a pattern that the request forbids."""
-    assert request.sampling_params is not None
-    assert request.sampling_params.repetition_detection is not None
-    tokens = [*request._output_token_ids, token]
-    return check_sequence_repetition(tokens, request.sampling_params.repetition_detection)
+def _goes_on(decoding: _Decoding, tokens: list[int]) -> bool:
+    """Return whether vLLM's loop would do nothing for a request but count this token, which it does not have yet."""
+    request, ends, max_tokens, _ = decoding
+    return (
+        len(tokens) == 1
+        and tokens[0] not in ends
+        and len(request._all_token_ids) + 1 < max_tokens
+        and request.status is RequestStatus.RUNNING
+        and request.prefill_stats is None
+        and not (request.events or request.num_stale_output_tokens or request.num_nans_in_logits)
+    )

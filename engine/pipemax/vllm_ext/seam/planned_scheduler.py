@@ -19,7 +19,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from pipemax.vllm_ext.seam.decode_update import can_update_decodes, update_decodes, with_decodes
+from pipemax.vllm_ext.seam.decode_update import DecodeUpdates, can_update_decodes, with_decodes
 
 
 class PlannedScheduler(Scheduler):
@@ -35,6 +35,7 @@ class PlannedScheduler(Scheduler):
         # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.
         self.defer_block_free = False
         self._updates_decodes = can_update_decodes(self)
+        self._decode_updates = DecodeUpdates(self)
 
     # -- what the planner answers -----------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class PlannedScheduler(Scheduler):
     ) -> dict[int, EngineCoreOutputs]:
         if not self._updates_decodes:
             return super().update_from_output(scheduler_output, model_runner_output)
-        rest, decodes = update_decodes(self, scheduler_output, model_runner_output)
+        rest, decodes = self._decode_updates.take_in(scheduler_output, model_runner_output)
         return with_decodes(super().update_from_output(rest, model_runner_output), decodes)
 
     def _reserve_prefill_lookahead(
@@ -153,6 +154,7 @@ class PlannedScheduler(Scheduler):
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         transfer_params = super()._free_request(request, delay_free_blocks)
+        self._decode_updates.forget(request.request_id)
         self.request_freed(request)
         return transfer_params
 

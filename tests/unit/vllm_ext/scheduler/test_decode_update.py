@@ -51,7 +51,7 @@ def random_request(index: int, rng: Random) -> Request:
     params.logprobs = rng.choice([None, 1])
     params.stop_token_ids = rng.choice([None, STOPS])
     params._eos_token_id = rng.choice([None, EOS])
-    if rng.random() < 0.3:
+    if rng.random() < 0.1:
         params.repetition_detection = RepetitionDetectionParams(
             max_pattern_size=2, min_pattern_size=1, min_count=2
         )
@@ -156,3 +156,4 @@ def test_outputs_requests_and_blocks_are_those_of_vllm_s_own_loop(
     assert pair.cores[0].outputs == pair.cores[1].outputs
     assert len(pair.cores[0].outputs["to the limit"]) == MAX_MODEL_LEN - 20
     assert pair.num_own_loops[0] < 0.6 * pair.num_own_loops[1], pair.num_own_loops
+    assert not pair.cores[0].scheduler._decode_updates._decoding, "requests that are gone are remembered"
