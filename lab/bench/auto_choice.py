@@ -58,20 +58,21 @@ COLUMNS = (
 )
 
 
-def measured_engine(node: NodeSpec, model: ModelSpec) -> MeasuredEngine:
+def measured_engine(
+    node: NodeSpec, model: ModelSpec, layout: Parallelism, *, max_model_len: int = 4096
+) -> MeasuredEngine:
     """Return the engine as its calibration describes it, with vLLM's defaults for offline batches on GPUs."""
-    layout = Parallelism(pipeline=node.num_gpus, tensor=1)
     most_tokens = max(8192, prefill_step_tokens(node, model))
     times = StageTimes(node, model, layout)
     return MeasuredEngine(
-        stages=stage_configs(node, times, PipeMaxOptions(), most_step_tokens=most_tokens),
+        stages=stage_configs(node, times, PipeMaxOptions(tensor=layout.tensor), most_step_tokens=most_tokens),
         round_trip_s=0.0,
         capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS),
         windowed_capacity=kv_capacity(node, model, layout, block_tokens=BLOCK_TOKENS, frees_windows=True),
-        num_batches=node.num_gpus,
+        num_batches=layout.pipeline,
         max_num_seqs=4096,
         max_batched_tokens=most_tokens,
-        max_model_len=4096,
+        max_model_len=max_model_len,
     )
 
 
@@ -116,7 +117,7 @@ def read_known(paths: Sequence[Path], names: tuple[str, str, str], rows: int) ->
 def run_setting(names: tuple[str, str, str], rows: int, known: Sequence[Path]) -> list[dict[str, Any]]:
     node, model = load_node(names[0]), load_model(names[1])
     workload = open_workload(names[2], rows)
-    engine = measured_engine(node, model)
+    engine = measured_engine(node, model, Parallelism(pipeline=node.num_gpus, tensor=1))
     prompts = np.random.default_rng(1).choice(workload.prompt_tokens, SAMPLED_PROMPTS).tolist()
     candidates = Candidates(node, model, workload, read_known(known, names, rows))
     for name in CANDIDATES:

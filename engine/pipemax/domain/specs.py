@@ -194,6 +194,11 @@ class ModelSpec:
     def kv_bytes_per_token(self) -> int:
         return self.num_layers * self.kv_bytes_per_token_and_layer
 
+    def in_grains(self, grain: int) -> Self:
+        """Return the model with the KV of ``grain`` tokens in each, and windows of as much KV as before."""
+        windows = None if self.window_tokens is None else self.window_tokens // grain
+        return replace(self, kv_bytes_per_value=grain * self.kv_value_bytes, window_tokens=windows)
+
     def with_kv_dtype(self, dtype: KvCacheDtype) -> Self:
         """Return the model with its KV in ``dtype``; ``auto`` leaves the profile's."""
         return self if dtype is KvCacheDtype.AUTO else replace(self, kv_bytes_per_value=1)

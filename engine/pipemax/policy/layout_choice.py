@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pipemax.config import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
     LayoutRun,
@@ -20,8 +21,9 @@ from pipemax.policy.layout_runs import (
     run_stock,
 )
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
+from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import Workload
+from pipemax.sim.workloads import Workload, grain_of
 
 SAMPLE_ROWS = 9000
 """Rows simulated for each layout at most."""
@@ -96,6 +98,8 @@ def choose_layout(
 ) -> LayoutChoice:
     """Return the fastest layout of the node's GPUs for a table of rows like the sample.
 
+    Where PipeMax gains less than ``WORTHWHILE_GAIN`` in its best layout, that is stock vLLM's fastest.
+
     Layouts without room for the KV of one request of ``max_model_len`` tokens are left out. ``frees_windows`` is the
     engine config's, and ``has_waves`` whether its waves are on.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
@@ -115,7 +119,15 @@ def choose_layout(
     if len(possible) == 1:
         return LayoutChoice(layout=possible[0], best=None, second=None, not_possible=not_possible)
     scenarios = {
-        layout: engine_scenario(node, model, layout, sample, stops_at_drain=True, enough_rows=_ENOUGH_ROWS)
+        layout: engine_scenario(
+            node,
+            model,
+            layout,
+            sample,
+            stops_at_drain=True,
+            enough_rows=_ENOUGH_ROWS,
+            grain=grain_of(sample, BLOCK_TOKENS),
+        )
         for layout in possible
     }
     runs: list[LayoutRun] = []
@@ -131,7 +143,7 @@ def choose_layout(
     if not runs:
         with_waves = " with waves: on" if has_waves else ""
         raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}{with_waves}")
-    best = max(runs, key=lambda run: run.tokens_per_s)
+    best = max(runs, key=_worth)
     others = [run for run in runs if run.layout != best.layout]
     return LayoutChoice(
         layout=best.layout,
@@ -139,6 +151,11 @@ def choose_layout(
         second=max(others, key=lambda run: run.tokens_per_s, default=None),
         not_possible=not_possible,
     )
+
+
+def _worth(run: LayoutRun) -> float:
+    """Return a run's tokens/s, for PipeMax less the gain that it must have over stock vLLM in any layout."""
+    return run.tokens_per_s / (1.0 if run.policy is ChosenPolicy.VLLM else WORTHWHILE_GAIN)
 
 
 def _promising_pipemax(

@@ -26,7 +26,7 @@ from pipemax.sim.systems.pipemax_config import (
     stage_configs,
 )
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import Workload
+from pipemax.sim.workloads import Workload, in_grains
 
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
@@ -79,10 +79,12 @@ def engine_scenario(
     *,
     stops_at_drain: bool = False,
     enough_rows: int | None = None,
+    grain: int = 1,
 ) -> Scenario:
     """Return one engine's part of the node, with as many of the sampled rows as fill its pools.
 
-    More than ``enough_rows`` are there only if the GPUs hold so many: host memory is then not filled.
+    More than ``enough_rows`` are there only if the GPUs hold so many: host memory is then not filled. Tokens come in
+    grains of so many (``pipemax.sim.workloads.in_grains``).
     """
     part = node.part(layout.gpus_per_engine)
     capacity = capacity_of(part, model, layout)
@@ -94,15 +96,26 @@ def engine_scenario(
     if enough_rows is not None:
         host_rows = min(host_rows, enough_rows)
     rows = max(_FEWEST_ROWS, gpu_rows, host_rows)
-    return Scenario(node=part, model=model, workload=sample.first(rows), stops_at_drain=stops_at_drain)
+    return Scenario(
+        node=part,
+        model=model.in_grains(grain),
+        workload=in_grains(sample.first(rows), grain),
+        grain=grain,
+        stops_at_drain=stops_at_drain,
+    )
 
 
 def capacity_of(
-    part: NodeSpec, model: ModelSpec, layout: Layout, *, frees_windows: bool = False
+    part: NodeSpec,
+    model: ModelSpec,
+    layout: Layout,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    frees_windows: bool = False,
 ) -> KvCapacity:
     """Return the KV blocks of one engine on its part of a node; ``frees_windows`` as under stock vLLM."""
     return kv_capacity(
-        part, model, layout.parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows
+        part, model, layout.parallelism, block_tokens=block_tokens, frees_windows=frees_windows
     )
 
 
@@ -117,7 +130,11 @@ def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZ
 
     tokens, result = _at_best_size(sizes, simulate)
     return LayoutRun(
-        layout=layout, policy=ChosenPolicy.VLLM, batching=None, chunk_tokens=tokens, result=result
+        layout=layout,
+        policy=ChosenPolicy.VLLM,
+        batching=None,
+        chunk_tokens=tokens,
+        result=result,
     )
 
 
@@ -146,11 +163,13 @@ def run_pipemax(
             node,
             model,
             layout.parallelism,
-            block_tokens=BLOCK_TOKENS,
+            block_tokens=scenario.block_tokens,
             tokens_per_row=workload.tokens_per_row,
         )
     frees_windows = frees_windows and model.window_tokens is not None
-    capacity = capacity_of(node, model, layout, frees_windows=frees_windows)
+    capacity = capacity_of(
+        node, model, layout, block_tokens=scenario.block_tokens, frees_windows=frees_windows
+    )
     needed = capacity.groups.prompt_blocks(longest, capacity.block_tokens, in_flight_tokens=0)
     num_stages = layout.pipeline_parallel
     num_batches = usual_num_batches(num_stages, num_stages + 1)
@@ -173,7 +192,11 @@ def run_pipemax(
         runs.insert(0, (Batching.SEPARATED, prompt_tokens, system(None).simulate()))
     return [
         LayoutRun(
-            layout=layout, policy=ChosenPolicy.PIPEMAX, batching=batching, chunk_tokens=size, result=result
+            layout=layout,
+            policy=ChosenPolicy.PIPEMAX,
+            batching=batching,
+            chunk_tokens=size,
+            result=result,
         )
         for batching, size, result in runs
     ]
@@ -210,10 +233,10 @@ def pipemax_estimate(scenario: Scenario, layout: Layout, *, has_waves: bool = Fa
 def _memory_with_copies(scenario: Scenario, layout: Layout, *, has_waves: bool) -> int:
     """Return the bytes of a GPU that holds what PipeMax holds on it and in flight to it."""
     node, workload = scenario.node, scenario.workload
-    capacity = capacity_of(node, scenario.model, layout)
+    capacity = capacity_of(node, scenario.model, layout, block_tokens=scenario.block_tokens)
     times = StageTimes(node, scenario.model, layout.parallelism)
     options = PipeMaxOptions(tensor=layout.tensor_parallel, controller=_waves(has_waves))
-    stages = stage_configs(node, times, options)
+    stages = stage_configs(node, times, options, block_tokens=scenario.block_tokens)
     num_copied = len(stages) if has_waves else len(stages) - 1
     kv_of_row = float((workload.prompt_tokens + workload.output_tokens / 2).mean())
     copied_blocks = 0.0

@@ -71,6 +71,8 @@ class Rows:
     """The time to the end of a whole table counts, of a sample the steady rate."""
     outputs_are_known: bool = True
     """Whether somebody said how long outputs are, or they are a guess."""
+    grain: int = 1
+    """Tokens of a grain in the simulations (``pipemax.sim.workloads.in_grains``)."""
 
     def least_gain(self, *, times_are_a_guess: bool = False) -> float:
         """Return the ratio of PipeMax's simulated rate to stock vLLM's from which on PipeMax is chosen."""
@@ -82,7 +84,12 @@ class Rows:
 
     def scenario(self, engine: MeasuredEngine) -> Scenario:
         """Return what is simulated of them."""
-        return measured_scenario(engine, self.workload, stops_at_drain=not self.is_whole_table)
+        return measured_scenario(
+            engine,
+            self.workload,
+            stops_at_drain=not self.is_whole_table,
+            grain=self.grain,
+        )
 
     def rate(self, result: SimulationResult) -> float:
         """Return the tokens/s that count."""

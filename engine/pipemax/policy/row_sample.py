@@ -13,7 +13,7 @@ from pipemax.config import BatchingChoice, RowLengths
 from pipemax.policy.compare import PolicyChoice
 from pipemax.policy.measured_choice import BatchingPlan, Rows, choose_batching, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
-from pipemax.sim.workloads import Workload
+from pipemax.sim.workloads import Workload, grain_of
 
 _FEWEST_SIMULATED_ROWS = 100
 _GPU_POOL_FILLS = 3
@@ -90,6 +90,7 @@ def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> 
         workload=workload,
         is_whole_table=is_whole_table,
         outputs_are_known=lengths.mean_output_tokens is not None,
+        grain=grain_of(workload, engine.capacity.block_tokens),
     )
 
 

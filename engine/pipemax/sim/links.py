@@ -65,22 +65,26 @@ def fair_rates(
 ) -> list[float]:
     """Return max-min fair rates in bytes/s: all grow together until a cap is met, which freezes those under it."""
     rates = list(peaks)
-    open_flows = set(range(len(peaks)))
+    open_flows = list(range(len(peaks)))
     left = list(caps)
+    members = [0] * len(caps)
+    for flow in open_flows:
+        for cap in caps_of[flow]:
+            members[cap] += 1
     while open_flows:
-        share = {}
-        for cap in range(len(caps)):
-            members = sum(1 for flow in open_flows if cap in caps_of[flow])
-            if members:
-                share[cap] = left[cap] / members
-        bounds = {flow: min(peaks[flow], *(share[cap] for cap in caps_of[flow])) for flow in open_flows}
-        least = min(bounds.values())
-        frozen = [flow for flow in sorted(open_flows) if bounds[flow] <= least]
-        for flow in frozen:
+        share = [room / count if count else 0.0 for room, count in zip(left, members, strict=True)]
+        bounds = [min(peaks[flow], *[share[cap] for cap in caps_of[flow]]) for flow in open_flows]
+        least = min(bounds)
+        still_open = []
+        for flow, bound in zip(open_flows, bounds, strict=True):
+            if bound > least:
+                still_open.append(flow)
+                continue
             rates[flow] = least
-            open_flows.discard(flow)
             for cap in caps_of[flow]:
+                members[cap] -= 1
                 left[cap] = max(0.0, left[cap] - least)
+        open_flows = still_open
     return rates
 
 

@@ -41,6 +41,7 @@ class Machine:
         recording: Recording,
         *,
         measured: MeasuredEngine | None = None,
+        block_tokens: int = BLOCK_TOKENS,
         shared_tokens: int = 0,
         frees_windows: bool = False,
         gate: Callable[[int, Step, int], bool] | None = None,
@@ -59,7 +60,7 @@ class Machine:
         if measured is None:
             self.times = StageTimes(node, model, parallelism)
             self.capacity = kv_capacity(
-                node, model, parallelism, block_tokens=BLOCK_TOKENS, frees_windows=frees_windows
+                node, model, parallelism, block_tokens=block_tokens, frees_windows=frees_windows
             )
         else:
             self.times = MeasuredTimes(measured)

@@ -48,6 +48,31 @@ class MeasuredEngine:
         """Return the engine with steps of at most this many tokens; vLLM runs no more requests than that at once."""
         return replace(self, max_batched_tokens=tokens, max_num_seqs=min(self.max_num_seqs, tokens))
 
+    def in_grains(self, grain: int) -> "MeasuredEngine":
+        """Return the engine whose tokens have the KV of ``grain`` tokens, and take as long to read.
+
+        ``grain`` must divide the tokens of a block. See ``workloads.in_grains``.
+        """
+        if grain == 1:
+            return self
+        stages = tuple(
+            replace(
+                stage,
+                kv_bytes_per_token=stage.kv_bytes_per_token * grain,
+                decode_time=replace(stage.decode_time, beta_s=stage.decode_time.beta_s * grain),
+                prefill_time=replace(stage.prefill_time, beta_s=stage.prefill_time.beta_s * grain),
+            )
+            for stage in self.stages
+        )
+        windowed = self.windowed_capacity
+        return replace(
+            self,
+            stages=stages,
+            capacity=_in_grains(self.capacity, grain),
+            windowed_capacity=None if windowed is None else _in_grains(windowed, grain),
+            max_model_len=self.max_model_len // grain,
+        )
+
     def node(self) -> NodeSpec:
         """Return a node with one device per stage, whose links copy at the measured rate; nothing else bounds them."""
         rate = min(stage.h2d_bytes_per_s for stage in self.stages)
@@ -96,6 +121,11 @@ class MeasuredEngine:
             vocab_size=1,
             bytes_per_value=1,
         )
+
+
+def _in_grains(capacity: KvCapacity, grain: int) -> KvCapacity:
+    groups = replace(capacity.groups, window_tokens=capacity.groups.window_tokens // grain)
+    return replace(capacity, block_tokens=capacity.block_tokens // grain, groups=groups)
 
 
 class MeasuredTimes:

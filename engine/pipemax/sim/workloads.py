@@ -26,6 +26,8 @@ _GRID_CDF = np.array([NormalDist().cdf(z) for z in _GRID])
 _BISECTIONS = 26
 _TOLERANCE = 0.03
 _FEWEST_TO_CHECK = 200
+ENOUGH_OUTPUTS = 50
+"""Mean tokens of an output that are enough to simulate rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,6 +71,38 @@ class Workload:
             prompt_tokens=self.prompt_tokens[:num_requests],
             output_tokens=self.output_tokens[:num_requests],
         )
+
+
+def grain_of(workload: Workload, block_tokens: int) -> int:
+    """Return the tokens of a grain that leave rows long enough: a power of 2 that divides a block."""
+    grain = 1
+    while (
+        block_tokens % (2 * grain) == 0 and float(workload.output_tokens.mean()) >= 2 * grain * ENOUGH_OUTPUTS
+    ):
+        grain *= 2
+    return grain
+
+
+def in_grains(workload: Workload, grain: int) -> Workload:
+    """Return the rows with one token for each ``grain`` tokens, for a machine whose tokens have the KV of as many.
+
+    Such a row holds as much KV as the row itself, and its steps take as long, but it ends after fewer of them. So
+    batches, copies and tokens/s are those of the table, and the simulation takes a fraction of the time. It has too
+    much to store on the host in a step, by the grain, and too little attention to prompts.
+    """
+    if grain == 1:
+        return workload
+
+    def coarse(lengths: Ints) -> Ints:
+        return np.asarray(np.maximum(1, np.rint(lengths / grain)), dtype=np.int64)
+
+    prompts = coarse(workload.prompt_tokens)
+    return replace(
+        workload,
+        prompt_tokens=prompts,
+        output_tokens=coarse(workload.output_tokens),
+        shared_prefix_tokens=min(workload.shared_prefix_tokens // grain, int(prompts.min()) - 1),
+    )
 
 
 def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generator) -> Workload:

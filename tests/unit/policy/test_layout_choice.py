@@ -11,6 +11,7 @@ from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
+    LayoutRun,
     capacity_of,
     engine_scenario,
     pipemax_estimate,
@@ -19,9 +20,10 @@ from pipemax.policy.layout_runs import (
 )
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.presets import load_workload
+from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import Workload, draw_workload
+from pipemax.sim.workloads import Workload, draw_workload, grain_of
 from tests.unit.sim.machines import small_model, small_node
 
 SAMPLE = draw_workload(load_workload("sharegpt"), 120, np.random.default_rng(0))
@@ -95,6 +97,38 @@ def test_the_faster_of_both_policies_is_chosen(bus_bytes_per_s: float, *, is_pip
     assert pipemax is not None
     assert (pipemax.tokens_per_s > stock.tokens_per_s) is is_pipemax
     assert chosen_on(node).best == (pipemax if is_pipemax else stock)
+
+
+def test_stock_vllm_runs_in_its_own_best_layout_where_pipemax_gains_one_percent() -> None:
+    """An all-reduce is found with which tensor parallelism is 1 % slower than PipeMax over stages, and then 4 %."""
+    plain, sample = small_node(num_gpus=2, kv_gb=0.3), SAMPLE.first(60)
+    tensor = Layout(replicas=1, tensor_parallel=2, pipeline_parallel=1)
+    one_engine = FixedLayout(replicas=1)
+
+    def node_of(bus_bytes_per_s: float) -> NodeSpec:
+        return replace(plain, all_reduce=AllReduceSpec(bus_bytes_per_s=bus_bytes_per_s, latency_s=0.0))
+
+    def choice_on(bus_bytes_per_s: float, policy: Policy = Policy.AUTO) -> LayoutRun:
+        node = node_of(bus_bytes_per_s)
+        best = choose_layout(node, small_model(), sample, fixed=one_engine, policy=policy).best
+        assert best is not None
+        return best
+
+    def stock_rate(bus_bytes_per_s: float) -> float:
+        node, grain = node_of(bus_bytes_per_s), grain_of(sample, BLOCK_TOKENS)
+        scenario = engine_scenario(node, small_model(), tensor, sample, stops_at_drain=True, grain=grain)
+        return run_stock(scenario, tensor).tokens_per_s
+
+    pipemax = choice_on(1e9, Policy.PIPEMAX)
+
+    def bus_for(gain: float) -> float:
+        low, high = 1e8, 1e12
+        for _ in range(12):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if pipemax.tokens_per_s > gain * stock_rate(middle) else (low, middle)
+        return low
+
+    assert (choice_on(bus_for(1.01)).layout, choice_on(bus_for(1.04)).layout) == (tensor, pipemax.layout)
 
 
 @pytest.mark.long  # simulation

@@ -135,6 +135,7 @@ class ContinuousBatching:
             layout,
             recording,
             measured=scenario.measured,
+            block_tokens=scenario.block_tokens,
             shared_tokens=self._shared,
             frees_windows=policy.frees_windows,
         )

@@ -96,6 +96,7 @@ class PipeMaxSystem:
             Parallelism(pipeline=self._n, tensor=tensor),
             recording,
             measured=scenario.measured,
+            block_tokens=scenario.block_tokens,
             frees_windows=self._options.frees_windows,
             gate=self._may_start,
             on_stage_start=self._store,
@@ -108,7 +109,10 @@ class PipeMaxSystem:
         self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
         self._controller = self.make_controller(config)
         self._tokens = TokenBook(
-            scenario.workload, scenario.model.window_tokens, shares_prefix=not config.kv_groups.window
+            scenario.workload,
+            scenario.model.window_tokens,
+            block_tokens=config.block_tokens,
+            shares_prefix=not config.kv_groups.window,
         )
         self._events: list[Event] = [*self._tokens.admissions()]
         self._num_submitted = 0

@@ -67,11 +67,12 @@ def controller_config(
             machine.times,
             options,
             room_layers=machine.room_layers,
+            block_tokens=capacity.block_tokens,
             pieces_of_layers=pieces_of_layers,
         ),
         gpu_blocks=capacity.gpu_blocks,
         host_blocks=capacity.host_blocks,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=capacity.block_tokens,
         kv_groups=capacity.groups,
         prefill_chunk_tokens=machine.prefill_step_tokens,
         initial_output_tokens=workload.typical_output_tokens,
@@ -110,6 +111,7 @@ def stage_configs(
     options: PipeMaxOptions,
     *,
     room_layers: Sequence[int] | None = None,
+    block_tokens: int = BLOCK_TOKENS,
     pieces_of_layers: Callable[[int], int] = lambda num_layers: 1,
     most_step_tokens: int = _TILES[-1],
 ) -> tuple[StageConfig, ...]:
@@ -131,7 +133,7 @@ def stage_configs(
             configs.append(configs[-1])  # equal stages, equal profiles
             continue
         kv_bytes = round(times.kv_bytes_per_token(stage) * rooms[stage] / num_layers)
-        piece_bytes = BLOCK_TOKENS * kv_bytes / pieces_of_layers(num_layers)
+        piece_bytes = block_tokens * kv_bytes / pieces_of_layers(num_layers)
         bandwidth = min(node.link.effective_host_to_gpu_bytes_per_s(piece_bytes), together)
         decode, prefill = _profile(times, stage, options.estimator_bias, most_step_tokens)
         configs.append(

@@ -30,8 +30,14 @@ class TokenBook:
     """Counts tokens per request, by the request's number in the workload."""
 
     def __init__(
-        self, workload: Workload, window_tokens: int | None = None, *, shares_prefix: bool = True
+        self,
+        workload: Workload,
+        window_tokens: int | None = None,
+        *,
+        block_tokens: int = BLOCK_TOKENS,
+        shares_prefix: bool = True,
     ) -> None:
+        self._block_tokens = block_tokens
         self._prompts = [int(tokens) for tokens in workload.prompt_tokens]
         self._outputs = [int(tokens) for tokens in workload.output_tokens]
         self._prefix_tokens = workload.shared_prefix_tokens if shares_prefix else 0
@@ -85,7 +91,9 @@ class TokenBook:
             tokens = min(planned, self._to_compute[number] - first)
             self._kv[number] += tokens
             # From its whole blocks on, the controller counts on it.
-            self._prefix_is_on_gpu |= self._kv[number] >= self._prefix_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+            self._prefix_is_on_gpu |= (
+                self._kv[number] >= self._prefix_tokens // self._block_tokens * self._block_tokens
+            )
             ends = first + tokens == self._to_compute[number]
             add_prefill(work, first, tokens, ends=ends, window_tokens=self._window_tokens)
             if ends:

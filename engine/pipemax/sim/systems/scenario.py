@@ -7,9 +7,10 @@ from pathlib import Path
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.sim.event_queue import EventQueue
 from pipemax.sim.links import Links
+from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import Recording
-from pipemax.sim.workloads import Workload
+from pipemax.sim.workloads import Workload, in_grains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class Scenario:
     node: NodeSpec
     model: ModelSpec
     workload: Workload
+    grain: int = 1
+    """Tokens of which the workload, and the model or the measured engine, have one (``workloads.in_grains``)."""
     measured: MeasuredEngine | None = None
     """Replaces the node's and the model's times and sizes; see ``measured_scenario``."""
     keep_spans: bool = False
@@ -30,6 +33,11 @@ class Scenario:
     the systems of ``measured_scenario``."""
     on_progress: Callable[[int], None] | None = field(default=None, compare=False)
     """Called now and then with the number of requests that have finished."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block, which holds as many bytes whatever the grain; a measured engine has its own."""
+        return BLOCK_TOKENS // self.grain
 
     def start(self) -> tuple[EventQueue, Links, Recording]:
         """Return a fresh queue, with the links and the recording of one run."""
@@ -43,13 +51,14 @@ class Scenario:
 
 
 def measured_scenario(
-    engine: MeasuredEngine, workload: Workload, *, stops_at_drain: bool = False
+    engine: MeasuredEngine, workload: Workload, *, stops_at_drain: bool = False, grain: int = 1
 ) -> Scenario:
     """Return a scenario for the systems that run only on pipeline stages: PipeMax and stock vLLM."""
     return Scenario(
         node=engine.node(),
         model=engine.model(),
-        workload=workload,
-        measured=engine,
+        workload=in_grains(workload, grain),
+        grain=grain,
+        measured=engine.in_grains(grain),
         stops_at_drain=stops_at_drain,
     )
