@@ -26,8 +26,6 @@ _GRID_CDF = np.array([NormalDist().cdf(z) for z in _GRID])
 _BISECTIONS = 26
 _TOLERANCE = 0.03
 _FEWEST_TO_CHECK = 200
-ENOUGH_OUTPUTS = 50
-"""Mean tokens of an output that are enough to simulate rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,11 +71,11 @@ class Workload:
         )
 
 
-def grain_of(workload: Workload, block_tokens: int) -> int:
-    """Return the tokens of a grain that leave rows long enough: a power of 2 that divides a block."""
+def grain_of(workload: Workload, block_tokens: int, *, enough_outputs: int) -> int:
+    """Return the tokens of a grain that leave outputs this long on average: a power of 2 that divides a block."""
     grain = 1
     while (
-        block_tokens % (2 * grain) == 0 and float(workload.output_tokens.mean()) >= 2 * grain * ENOUGH_OUTPUTS
+        block_tokens % (2 * grain) == 0 and float(workload.output_tokens.mean()) >= 2 * grain * enough_outputs
     ):
         grain *= 2
     return grain

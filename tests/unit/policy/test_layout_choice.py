@@ -8,7 +8,7 @@ import pytest
 from pipemax.config import Policy
 from pipemax.domain.hardware import AllReduceSpec
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
+from pipemax.policy.layout_choice import ENOUGH_OUTPUTS, FixedLayout, LayoutChoice, choose_layout
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
     LayoutRun,
@@ -34,11 +34,17 @@ def chosen_on(node: NodeSpec, *, fixed: FixedLayout = ANY, policy: Policy = Poli
     return choose_layout(node, small_model(), SAMPLE, fixed=fixed, policy=policy)
 
 
+def scenario_of(node: NodeSpec, layout: Layout, sample: Workload = SAMPLE) -> Scenario:
+    """Return what the choice simulates of a layout."""
+    grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=ENOUGH_OUTPUTS)
+    return engine_scenario(node, small_model(), layout, sample, stops_at_drain=True, grain=grain)
+
+
 def test_the_fastest_of_all_layouts_is_chosen_and_the_second_is_named() -> None:
     node = small_node(num_gpus=4, kv_gb=12.0)
     choice = chosen_on(node, policy=Policy.VLLM)
     rates = {
-        layout: run_stock(engine_scenario(node, small_model(), layout, SAMPLE), layout).tokens_per_s
+        layout: run_stock(scenario_of(node, layout), layout).tokens_per_s
         for layout in possible_layouts(node)
         if str(layout) not in " ".join(choice.not_possible)
     }
@@ -115,8 +121,7 @@ def test_stock_vllm_runs_in_its_own_best_layout_where_pipemax_gains_one_percent(
         return best
 
     def stock_rate(bus_bytes_per_s: float) -> float:
-        node, grain = node_of(bus_bytes_per_s), grain_of(sample, BLOCK_TOKENS)
-        scenario = engine_scenario(node, small_model(), tensor, sample, stops_at_drain=True, grain=grain)
+        scenario = scenario_of(node_of(bus_bytes_per_s), tensor, sample)
         return run_stock(scenario, tensor).tokens_per_s
 
     pipemax = choice_on(1e9, Policy.PIPEMAX)

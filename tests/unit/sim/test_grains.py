@@ -30,10 +30,10 @@ def test_rows_have_a_token_for_each_grain_and_at_least_one() -> None:
 
 
 def test_a_grain_leaves_enough_outputs_and_divides_a_block() -> None:
-    assert grain_of(uniform_workload(50, 300, 60), BLOCK_TOKENS) == 1
-    assert grain_of(uniform_workload(50, 300, 230), BLOCK_TOKENS) == 4
-    assert grain_of(uniform_workload(50, 300, 6000), BLOCK_TOKENS) == 16
-    assert grain_of(uniform_workload(50, 300, 6000), 12) == 4
+    assert grain_of(uniform_workload(50, 300, 60), BLOCK_TOKENS, enough_outputs=50) == 1
+    assert grain_of(uniform_workload(50, 300, 230), BLOCK_TOKENS, enough_outputs=50) == 4
+    assert grain_of(uniform_workload(50, 300, 6000), BLOCK_TOKENS, enough_outputs=50) == 16
+    assert grain_of(uniform_workload(50, 300, 6000), 12, enough_outputs=50) == 4
 
 
 def test_a_block_has_the_same_bytes_and_a_context_takes_as_long_to_read() -> None:
