@@ -127,7 +127,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         from pipemax.transfer.cuda.assemble import cuda_transfers
         from pipemax.transfer.cuda.cuda_device import CudaDevice
 
-        stage, _ = self._place()
+        stage = self._place()[0]
         transfers = self._resources.enter_context(
             cuda_transfers(
                 layout,
