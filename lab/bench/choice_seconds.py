@@ -19,8 +19,9 @@ from typing import Any
 from lab.bench.auto_choice import measured_engine, name_of
 from lab.bench.results.settings import LONGBENCH, REASONING, SHAREGPT, Setting
 from pipemax.config import RowLengths
+from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
 from pipemax.policy.compare import ChosenPolicy
-from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
+from pipemax.policy.layout_choice import FixedLayout, choose_layout
 from pipemax.policy.row_sample import choose_policy, draw_sample
 from pipemax.presets import load_workload
 
@@ -48,7 +49,7 @@ def run_setting(setting: Setting, rows: int) -> dict[str, Any]:
         rows=rows,
     )
     begin_s = time.process_time()
-    sample = draw_sample(lengths, min(SAMPLE_ROWS, rows), max_model_len=profile.context_tokens)
+    sample = draw_sample(lengths, min(LAYOUT_SAMPLE_ROWS, rows), max_model_len=profile.context_tokens)
     choice = choose_layout(node, model, sample, fixed=FixedLayout())
     layout_cpu_s = time.process_time() - begin_s
     policy, reason, layout = "vllm_032", "one stage", choice.layout

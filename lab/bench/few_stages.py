@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lab.paper.lengths import open_workload
-from pipemax.control.controller_config import WAVE_GROUPS
 from pipemax.domain.specs import NodeSpec
+from pipemax.domain.tuned import WAVE_GROUPS
 from pipemax.presets import load_model, load_node
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm

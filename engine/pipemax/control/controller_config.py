@@ -9,9 +9,6 @@ from pipemax.domain.step_times import DECODE_SHARES, StepTimeModel
 
 HOST_HIGH_WATERMARK = 0.95
 """Share of the host pool that prefill fills, unless told otherwise."""
-WAVE_GROUPS = 4
-"""Groups of a stage's layers in which an engine with waves computes. More leave little more room for a batch, and make
-smaller copies."""
 
 
 def usual_num_batches(num_stages: int, max_steps_in_flight: int) -> int:

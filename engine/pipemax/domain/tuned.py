@@ -65,3 +65,76 @@ FREED_ROWS_THAT_PAY = 1.25
 
 2026-11-25, ``python -m lab.bench.windows`` (lab/results/windows.md): with fewer it gained nothing.
 """
+
+# -- the choice of a layout, a policy and the sizes of steps (policy, sim) --------------------------------------------
+
+WORTHWHILE_GAIN = 1.02
+"""What is not the default is chosen from this ratio on.
+
+2026-11-25 (lab/results/past_the_paper.md): simulations of sampled rows are off by about a percent, and the goal is
+a choice within 3 % of the best.
+"""
+SAMPLE_GAIN = 1.0
+"""PipeMax is chosen from this ratio on where a part of a long table is simulated.
+
+2026-11-25 (lab/results/past_the_paper.md): the part ends before PipeMax's memory has been in use for long, so that a
+tie there is a gain over the table.
+"""
+GUESSED_OUTPUTS_GAIN = 0.9
+"""PipeMax is chosen from this ratio on where the lengths of outputs are a guess.
+
+2026-11-25 (lab/results/past_the_paper.md): then the fastest step size of stock vLLM is a guess too, and a wrong one
+costs up to a third of its rate, where mixed steps lose 3 %.
+"""
+GUESSED_TIMES_GAIN = 1.05
+"""PipeMax is chosen from this ratio on where the step times are a guess: stock vLLM needs none. Set on 2026-11-26."""
+
+MIXED_TOKENS_TO_TRY = (512, 2048)
+"""Maximum tokens of mixed steps from which one is chosen.
+
+2026-11-25 (lab/results/past_the_paper.md): 2,048 make at least 0.97 of the best maximum's tokens/s over 12,000 rows in
+all settings, for steps become smaller by themselves. Over few rows larger steps may have computed all prompts long
+before the outputs end: over 2,600 rows of ShareGPT (70B, RTX 5090s) 2,048 made 0.81 of what 512 made.
+"""
+SHORT_TABLE_TOKENS = 128
+"""Maximum tokens of a mixed step that are tried too where the whole table is simulated.
+
+2026-11-25, simulated (lab/log.md): few prompts fill few steps, and steps of different length leave stages idle.
+"""
+FEW_ROWS = 10
+"""With room on the GPUs for fewer rows of each batch, phases are simulated next to mixed steps.
+
+2026-11-25, simulated (lab/log.md): phases were up to 29 % ahead there, and nowhere with room for eighteen.
+"""
+WAVE_GROUPS = 4
+"""Groups of a stage's layers in which an engine with waves computes.
+
+2026-11-26, simulated: more leave little more room for a batch, b = M/n + p(1 - (1 + 1/groups)/n), and make smaller
+copies.
+"""
+
+LAYOUT_SAMPLE_ROWS = 9000
+"""Rows simulated for each layout at most."""
+LAYOUT_ENOUGH_ROWS = 5000
+"""Rows that are simulated where the GPUs do not hold more of them.
+
+2026-11-26, ``python -m lab.bench.auto_choice`` (lab/results/layouts.md): with 2,500 rows of ShareGPT the choice for
+Mixtral on L20s made 0.91 of the best, because an engine was seen only while it filled its memory.
+"""
+LAYOUT_ENOUGH_OUTPUTS = 50
+"""Mean tokens of an output, in grains, in the simulations of layouts.
+
+2026-11-27, ``python -m lab.bench.choice_seconds`` (lab/results/layouts.md): with a quarter of ShareGPT's outputs the
+layouts chosen were within 1 % of those chosen with all of them.
+"""
+LAYOUT_OVER_ESTIMATE = 1.2
+"""Layouts whose estimate for PipeMax is less than the best rate by this factor are not simulated.
+
+2026-11-27 (lab/results/layouts.md): PipeMax made 0.65 to 1.196 times its estimate.
+"""
+POLICY_ENOUGH_OUTPUTS = 400
+"""Mean tokens of an output, in grains, in the simulations of policies: only outputs of thousands of tokens have grains.
+
+2026-11-27, ``python -m lab.bench.choice_seconds`` (lab/results/layouts.md): in grains of two, 5 % that PipeMax gains
+for gpt-oss-120b on L20s and ShareGPT's outputs seemed to be 1 %.
+"""

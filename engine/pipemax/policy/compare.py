@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-WORTHWHILE_GAIN = 1.02
-"""What is not the default is chosen from this ratio on. The goal is a choice within 3 % of the best: simulations of
-sampled rows are off by a percent of that (lab/results/past_the_paper.md)."""
+from pipemax.domain.tuned import WORTHWHILE_GAIN
 
 
 class ChosenPolicy(StrEnum):

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from pipemax.config import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy
+from pipemax.domain.tuned import (
+    LAYOUT_ENOUGH_OUTPUTS,
+    LAYOUT_ENOUGH_ROWS,
+    LAYOUT_OVER_ESTIMATE,
+    WORTHWHILE_GAIN,
+)
+from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
     LayoutRun,
@@ -24,17 +30,6 @@ from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, grain_of
-
-SAMPLE_ROWS = 9000
-"""Rows simulated for each layout at most."""
-_ENOUGH_ROWS = 5000
-"""Rows that are simulated where the GPUs do not hold more of them. With too few an engine is seen only while it fills
-its memory: with 2,500 rows of ShareGPT the choice for Mixtral on L20s made 0.91 of the best."""
-ENOUGH_OUTPUTS = 50
-"""Mean tokens of an output, in grains. With a quarter of ShareGPT's outputs the layouts chosen were within 1 % of those
-chosen with all of them (lab/results/layouts.md)."""
-_OVER_ESTIMATE = 1.2
-"""PipeMax made 0.65 to 1.17 times its estimate in the settings of lab/results/layouts.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +123,8 @@ def choose_layout(
             layout,
             sample,
             stops_at_drain=True,
-            enough_rows=_ENOUGH_ROWS,
-            grain=grain_of(sample, BLOCK_TOKENS, enough_outputs=ENOUGH_OUTPUTS),
+            enough_rows=LAYOUT_ENOUGH_ROWS,
+            grain=grain_of(sample, BLOCK_TOKENS, enough_outputs=LAYOUT_ENOUGH_OUTPUTS),
         )
         for layout in possible
     }
@@ -177,7 +172,7 @@ def _promising_pipemax(
     runs: list[LayoutRun] = []
     for layout in sorted(estimates, key=lambda layout: -estimates[layout]):
         best = max([to_beat_tokens_per_s, *(run.tokens_per_s for run in runs)])
-        if _OVER_ESTIMATE * estimates[layout] < best:
+        if LAYOUT_OVER_ESTIMATE * estimates[layout] < best:
             break
         runs += run_pipemax(
             scenarios[layout],

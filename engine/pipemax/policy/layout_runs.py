@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from pipemax.control.controller_config import WAVE_GROUPS, usual_num_batches, waves_refusal
+from pipemax.control.controller_config import usual_num_batches, waves_refusal
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, freeing_windows_pays, kv_capacity
+from pipemax.domain.tuned import MIXED_TOKENS_TO_TRY, WAVE_GROUPS
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
 from pipemax.policy.measured_choice import fastest, phases_may_be_faster
@@ -20,7 +21,6 @@ from pipemax.sim.stage_times import StageTimes, StepWork
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import (
-    MIXED_TOKENS_TO_TRY,
     PipeMaxOptions,
     mixed_batching,
     stage_configs,

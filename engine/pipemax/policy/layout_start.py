@@ -17,11 +17,12 @@ from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.config import EngineConfig, Waves
 from pipemax.control.times.calibration import Calibration, load_calibration
 from pipemax.domain.specs import NodeSpec
+from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
 from pipemax.domain.units import GIB
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import HOST_SHARE
 from pipemax.node.machine import machine_profile
-from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
+from pipemax.policy.layout_choice import FixedLayout, choose_layout
 from pipemax.policy.layouts import Layout
 from pipemax.policy.profile_correction import corrected_profile, kept_calibrations, measured_layout
 from pipemax.policy.row_sample import assumed_lengths, draw_sample
@@ -79,7 +80,9 @@ def settle_layout(
     choice = choose_layout(
         node if correction is None else correction.node,
         model,
-        draw_sample(lengths, min(SAMPLE_ROWS, lengths.rows or SAMPLE_ROWS), max_model_len=longest),
+        draw_sample(
+            lengths, min(LAYOUT_SAMPLE_ROWS, lengths.rows or LAYOUT_SAMPLE_ROWS), max_model_len=longest
+        ),
         fixed=fixed,
         policy=config.policy,
         max_model_len=longest,

@@ -12,31 +12,26 @@ from functools import cache
 from pipemax.config import BatchingChoice
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity
-from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy, PolicyChoice, verdict
+from pipemax.domain.tuned import (
+    FEW_ROWS,
+    GUESSED_OUTPUTS_GAIN,
+    GUESSED_TIMES_GAIN,
+    MIXED_TOKENS_TO_TRY,
+    SAMPLE_GAIN,
+    SHORT_TABLE_TOKENS,
+    WORTHWHILE_GAIN,
+)
+from pipemax.policy.compare import ChosenPolicy, PolicyChoice, verdict
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.result import SimulationResult
 from pipemax.sim.systems.continuous import STOCK_VLLM, ContinuousBatching
 from pipemax.sim.systems.pipemax import PipeMaxSystem
-from pipemax.sim.systems.pipemax_config import MIXED_TOKENS_TO_TRY, PipeMaxOptions, mixed_batching
+from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario, measured_scenario
 from pipemax.sim.workloads import Workload
 
 STEP_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Sizes of stock vLLM's steps that are simulated, next to the engine's own."""
-_OF_SHORT_TABLES = 128
-"""Maximum tokens of a mixed step that are tried too where the whole table is simulated: few prompts fill few steps, and
-steps of different length leave stages idle."""
-_FEW_ROWS = 10
-"""With room on the GPUs for fewer rows of each batch, phases may be faster than mixed steps: by up to 29 % in
-simulations, and by nothing with room for eighteen (lab/log.md, 2026-11-25)."""
-_SAMPLE_GAIN = 1.0
-"""PipeMax is chosen from this ratio on where a part of a long table is simulated: the part ends before PipeMax's
-memory has been in use for long, so that a tie there is a gain over the table."""
-_GUESS_GAIN = 0.9
-"""PipeMax is chosen from this ratio on where the lengths of outputs are a guess: then the fastest step size of stock
-vLLM is a guess too, and a wrong one costs up to a third of its rate, where mixed steps lose 3 %."""
-_GUESSED_TIMES_GAIN = 1.05
-"""PipeMax is chosen from this ratio on where the step times are a guess: stock vLLM needs none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +72,10 @@ class Rows:
     def least_gain(self, *, times_are_a_guess: bool = False) -> float:
         """Return the ratio of PipeMax's simulated rate to stock vLLM's from which on PipeMax is chosen."""
         if times_are_a_guess:
-            return _GUESSED_TIMES_GAIN
+            return GUESSED_TIMES_GAIN
         if self.is_whole_table:
             return WORTHWHILE_GAIN
-        return _SAMPLE_GAIN if self.outputs_are_known else _GUESS_GAIN
+        return SAMPLE_GAIN if self.outputs_are_known else GUESSED_OUTPUTS_GAIN
 
     def scenario(self, engine: MeasuredEngine) -> Scenario:
         """Return what is simulated of them."""
@@ -116,7 +111,7 @@ def batching_plans(
         knows_lengths = rows.is_whole_table or rows.outputs_are_known
         limits = MIXED_TOKENS_TO_TRY if knows_lengths else MIXED_TOKENS_TO_TRY[-1:]
         if rows.is_whole_table:
-            limits = (_OF_SHORT_TABLES, *limits)
+            limits = (SHORT_TABLE_TOKENS, *limits)
         cheapest = {cheapest_size(engine, tokens) for tokens in limits}
         sizes += sorted(cheapest) if mixed_step_tokens is None else [mixed_step_tokens]
     may_be_faster = rows.is_whole_table or phases_may_be_faster(
@@ -132,7 +127,7 @@ def batching_plans(
 
 def phases_may_be_faster(capacity: KvCapacity, workload: Workload, num_batches: int) -> bool:
     """Return whether the GPUs hold so few rows that phases may be faster than mixed steps over a long table."""
-    return capacity.gpu_rows(workload.tokens_per_row) < _FEW_ROWS * num_batches
+    return capacity.gpu_rows(workload.tokens_per_row) < FEW_ROWS * num_batches
 
 
 def _simulated(

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipemax.config import BatchingChoice, RowLengths
+from pipemax.domain.tuned import POLICY_ENOUGH_OUTPUTS
 from pipemax.policy.compare import PolicyChoice
 from pipemax.policy.measured_choice import BatchingPlan, Rows, choose_batching, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -22,9 +23,6 @@ _HOST_POOL_FILLS = 1.5
 """And the host's this many times, if that takes no more than the outputs and steps below."""
 _MOST_OUTPUTS, _MOST_DECODE_STEPS = 1_000_000, 10_000
 """Some five seconds of simulating PipeMax with one size of mixed steps."""
-_ENOUGH_OUTPUTS = 400
-"""Mean tokens of an output, in grains: outputs of thousands of tokens are simulated in grains, others token by token.
-In grains of two, 5 % that PipeMax gains for gpt-oss-120b on L20s and ShareGPT's outputs seemed to be 1 %."""
 _ROUNDS = 6
 """So many rows for each place in a batch are enough, however much memory there is."""
 _OUTPUT_SPREAD = 0.94
@@ -93,7 +91,7 @@ def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> 
         workload=workload,
         is_whole_table=is_whole_table,
         outputs_are_known=lengths.mean_output_tokens is not None,
-        grain=grain_of(workload, engine.capacity.block_tokens, enough_outputs=_ENOUGH_OUTPUTS),
+        grain=grain_of(workload, engine.capacity.block_tokens, enough_outputs=POLICY_ENOUGH_OUTPUTS),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from lab.bench.bound import pipemax_bound
 from lab.bench.results.settings import Setting
-from pipemax.policy.layout_choice import SAMPLE_ROWS, FixedLayout, choose_layout
+from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
+from pipemax.policy.layout_choice import FixedLayout, choose_layout
 from pipemax.policy.layout_runs import MAX_NUM_SEQS
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.policy.measured_choice import fastest
@@ -133,7 +134,7 @@ def _rates(result: SimulationResult, layout: Layout) -> dict[str, float]:
 
 
 def _choose(setting: Setting) -> dict[str, Any]:
-    sample = setting.part_of_table(CHOICE_SEED, 1).first(SAMPLE_ROWS)
+    sample = setting.part_of_table(CHOICE_SEED, 1).first(LAYOUT_SAMPLE_ROWS)
     choice = choose_layout(setting.node_spec(), setting.model_spec(), sample, fixed=FixedLayout())
     policy = "vllm" if choice.best is None else str(choice.best.policy)
     return {"layout": str(choice.layout), "policy": policy, "reason": choice.reason}

@@ -5,8 +5,9 @@ import pytest
 
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import NodeSpec
+from pipemax.domain.tuned import WORTHWHILE_GAIN
 from pipemax.policy.capacity import CapacityPlan, plan_capacity
-from pipemax.policy.compare import WORTHWHILE_GAIN, ChosenPolicy
+from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layout_runs import StepSizes
 from pipemax.policy.layouts import Layout, possible_layouts
 from pipemax.presets import load_workload, override

@@ -8,7 +8,8 @@ import pytest
 from pipemax.config import Policy
 from pipemax.domain.hardware import AllReduceSpec
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.policy.layout_choice import ENOUGH_OUTPUTS, FixedLayout, LayoutChoice, choose_layout
+from pipemax.domain.tuned import LAYOUT_ENOUGH_OUTPUTS
+from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
     LayoutRun,
@@ -36,7 +37,7 @@ def chosen_on(node: NodeSpec, *, fixed: FixedLayout = ANY, policy: Policy = Poli
 
 def scenario_of(node: NodeSpec, layout: Layout, sample: Workload = SAMPLE) -> Scenario:
     """Return what the choice simulates of a layout."""
-    grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=ENOUGH_OUTPUTS)
+    grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=LAYOUT_ENOUGH_OUTPUTS)
     return engine_scenario(node, small_model(), layout, sample, stops_at_drain=True, grain=grain)
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from pipemax.config import RowLengths
-from pipemax.control.controller_config import WAVE_GROUPS, StageConfig
+from pipemax.control.controller_config import StageConfig
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_times import StepTimeModel
+from pipemax.domain.tuned import WAVE_GROUPS
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.row_sample import choose_policy, draw_rows
 from pipemax.sim.measured_engine import MeasuredEngine

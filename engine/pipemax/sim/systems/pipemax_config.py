@@ -36,13 +36,6 @@ class PipeMaxOptions:
     """KV that has left sliding windows is freed, and prefixes are not shared. New tokens are stored whole."""
 
 
-MIXED_TOKENS_TO_TRY = (512, 2048)
-"""Maximum tokens of mixed steps from which one is chosen. 2,048 make at least 0.97 of the best maximum's tokens/s over
-12,000 rows in all settings of lab/results/past_the_paper.md, for steps become smaller by themselves. But over few
-rows larger steps may have computed all prompts long before the outputs end, which then have the steps to themselves:
-over 2,600 rows of ShareGPT (70B, RTX 5090s) 2,048 made 0.81 of what 512 made."""
-
-
 def mixed_batching(step_tokens: int) -> dict[str, Any]:
     """Return the options' ``controller`` for mixed batching with steps of at most this many tokens."""
     return {"batching": Batching.MIXED, "mixed_step_tokens": step_tokens}

@@ -10,8 +10,9 @@ from typing import Any
 from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, Policy, Waves, require_free_connector
-from pipemax.control.controller_config import WAVE_GROUPS, usual_num_batches, waves_refusal
+from pipemax.control.controller_config import usual_num_batches, waves_refusal
 from pipemax.domain.specs import KvCapacity
+from pipemax.domain.tuned import WAVE_GROUPS
 from pipemax.domain.units import GIB
 from pipemax.node.failure_records import FAILURES_VARIABLE
 from pipemax.node.gpus import pipeline_parallel_size

@@ -13,10 +13,11 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 from pipemax.config import EngineConfig, RowLengths
-from pipemax.control.controller_config import WAVE_GROUPS, StageConfig
+from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import Calibration
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.step_times import StepTimeModel
+from pipemax.domain.tuned import WAVE_GROUPS
 from pipemax.node.host_pool_size import kv_bytes_per_token as expected_kv_bytes
 from pipemax.vllm_ext.launch.forecast import forecast, measured_engine
 from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
