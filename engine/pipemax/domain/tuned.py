@@ -86,8 +86,12 @@ GUESSED_OUTPUTS_GAIN = 0.9
 2026-11-25 (lab/results/past_the_paper.md): then the fastest step size of stock vLLM is a guess too, and a wrong one
 costs up to a third of its rate, where mixed steps lose 3 %.
 """
-GUESSED_TIMES_GAIN = 1.05
-"""PipeMax is chosen from this ratio on where the step times are a guess: stock vLLM needs none. Set on 2026-11-26."""
+GUESSED_TIMES_GAIN = 1.3
+"""PipeMax is chosen from this ratio on where the step times are a guess: stock vLLM needs none.
+
+2026-11-27, ``python -m lab.bench.engine_vs_vllm --in-turns`` (lab/results/engine_vs_vllm.md): on a CPU, 1.25 by a guess
+was 0.87 over two stages, and 1.97 was 1.20 over four.
+"""
 
 MIXED_TOKENS_TO_TRY = (512, 2048)
 """Maximum tokens of mixed steps from which one is chosen.

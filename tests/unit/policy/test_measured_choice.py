@@ -128,11 +128,11 @@ def test_the_less_the_simulated_rows_are_the_table_s_the_more_stock_vllm_must_ga
     assert verdict(speedup, replace(rows(), **changes).least_gain())[0] is chosen
 
 
-def test_with_step_times_that_are_a_guess_pipemax_must_gain_five_percent() -> None:
+def test_with_step_times_that_are_a_guess_pipemax_must_gain_three_tenths() -> None:
     for changes in ({}, {"is_whole_table": True}, {"outputs_are_known": False}):
         least = replace(rows(), **changes).least_gain(times_are_a_guess=True)
-        assert verdict(1.04, least)[0] is ChosenPolicy.VLLM
-        assert verdict(1.06, least)[0] is ChosenPolicy.PIPEMAX
+        assert verdict(1.29, least)[0] is ChosenPolicy.VLLM
+        assert verdict(1.31, least)[0] is ChosenPolicy.PIPEMAX
 
 
 def test_the_choice_says_that_its_step_times_are_a_guess() -> None:
