@@ -183,6 +183,30 @@ def test_waves_lose_nobody_either(
     check(run_all({**changes, "batching": batching}, table, faults, seed, max_in_flight), table)
 
 
+def test_a_prefetch_of_a_wave_is_refused_where_prefix_hits_took_its_blocks() -> None:
+    """Found by the test above: a wave's prefetches take their blocks once the step has its own."""
+    prompts = [1, 1, 19, 27, 38, 298, 1, 1, 1, 17, 33, 177]
+    table = [Row(prompt, 1, 1, None) for prompt in prompts]
+    table[0] = Row(1, 3, 3, None)
+    changes = {
+        "gpu_blocks": 20,
+        "host_blocks": 100,
+        "num_batches": 4,
+        "wave_groups": 2,
+        "batching": Batching.MIXED,
+        "prefill_chunk_tokens": 64,
+        "max_num_seqs": 16,
+        "max_resident_requests": 20,
+        "initial_output_tokens": None,
+        "stages": (stage(h2d_bytes_per_s=1e7), stage(h2d_bytes_per_s=4e7)),
+        "steady_window": 1,
+        "overdue_iterations": 1,
+        "host_high_watermark": 0.5,
+        "max_prefetch_requests": 1,
+    }
+    check(run_all(changes, table, Faults(preempt=0.01, cache_hit=0.3), 10767, 3), table)
+
+
 def test_a_prefix_hit_whose_chunk_finds_no_block_is_refused_like_any_other() -> None:
     """Found by the test above: the GPU is full, and the hit moves the chunk into a block that nobody planned."""
     table = [

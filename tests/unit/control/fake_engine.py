@@ -213,7 +213,9 @@ class FakeEngine:
             self._overwrite(plan, written_before)
         for item in plan.prefetch:
             # The first part takes the blocks of all parts, so a later one cannot be refused.
-            if item.is_first and self._chance(self.faults.refuse_prefetch):
+            if item.is_first and (
+                not self._may_load(plan, item) or self._chance(self.faults.refuse_prefetch)
+            ):
                 self.sequences[item.request_id].gpu_blocks = 0
                 self.sequences[item.request_id].prefetched_to = None
                 events.append(PrefetchRefused(step_id=plan.step_id, request_id=item.request_id))
@@ -240,6 +242,14 @@ class FakeEngine:
         )
         assert live <= self.config.host_blocks, f"{live} blocks on a host of {self.config.host_blocks}"
         return events
+
+    def _may_load(self, plan: StepPlan, item: Prefetch) -> bool:
+        """Whether its blocks are free: in a wave the step has run, and hits on cached blocks may have taken them."""
+        if plan.overwrite is None:
+            return True
+        fits = self._fits(self.sequences[item.request_id], 1)
+        assert fits or self.faults.cache_hit, f"no room to prefetch {item.request_id}"
+        return fits
 
     def _overwrite(self, plan: StepPlan, written_before: dict[RequestId, int]) -> None:
         """Free the whole blocks of decodes that earlier steps wrote: those are on the host, and no other block is.
