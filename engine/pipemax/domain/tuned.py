@@ -117,6 +117,10 @@ WAVE_GROUPS = 4
 copies.
 """
 
+GPU_POOL_FILLS = 3.0
+"""The simulated rows fill the GPUs' pool at least this many times, or nothing would have to leave it."""
+HOST_POOL_FILLS = 1.5
+"""And the host's this many times, where that takes no more rows than each choice affords."""
 LAYOUT_SAMPLE_ROWS = 9000
 """Rows simulated for each layout at most."""
 LAYOUT_ENOUGH_ROWS = 5000

@@ -11,7 +11,7 @@ from typing import Any
 from pipemax.control.controller_config import usual_num_batches, waves_refusal
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, freeing_windows_pays, kv_capacity
-from pipemax.domain.tuned import MIXED_TOKENS_TO_TRY, WAVE_GROUPS
+from pipemax.domain.tuned import GPU_POOL_FILLS, HOST_POOL_FILLS, MIXED_TOKENS_TO_TRY, WAVE_GROUPS
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layouts import LARGEST_STEP_TOKENS, Layout
 from pipemax.policy.measured_choice import fastest, phases_may_be_faster
@@ -30,7 +30,7 @@ from pipemax.sim.workloads import Workload, in_grains
 
 MAX_NUM_SEQS = 1024
 """vLLM's own default on GPUs of 70 GiB and more. It allows no more requests at once than a step has tokens."""
-_GPU_POOL_FILLS, _HOST_POOL_FILLS, _FEWEST_ROWS = 3.0, 1.5, 200
+_FEWEST_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ def engine_scenario(
     host_tokens = capacity.host_blocks * capacity.block_tokens
     tokens_per_row = sample.tokens_per_row
     held_rows = capacity_of(part, model, layout, frees_windows=True).gpu_rows(tokens_per_row)
-    gpu_rows = int(_GPU_POOL_FILLS * held_rows)
-    host_rows = int(_HOST_POOL_FILLS * host_tokens / tokens_per_row)
+    gpu_rows = int(GPU_POOL_FILLS * held_rows)
+    host_rows = int(HOST_POOL_FILLS * host_tokens / tokens_per_row)
     if enough_rows is not None:
         host_rows = min(host_rows, enough_rows)
     rows = max(_FEWEST_ROWS, gpu_rows, host_rows)

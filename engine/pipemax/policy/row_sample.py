@@ -10,17 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pipemax.config import BatchingChoice, RowLengths
-from pipemax.domain.tuned import POLICY_ENOUGH_OUTPUTS
+from pipemax.domain.tuned import GPU_POOL_FILLS, HOST_POOL_FILLS, POLICY_ENOUGH_OUTPUTS
 from pipemax.policy.compare import PolicyChoice
 from pipemax.policy.measured_choice import BatchingPlan, Rows, choose_batching, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.sim.workloads import Workload, grain_of
 
 _FEWEST_SIMULATED_ROWS = 100
-_GPU_POOL_FILLS = 3
-"""The simulated rows fill the GPUs' pool at least this many times, or nothing would have to leave it."""
-_HOST_POOL_FILLS = 1.5
-"""And the host's this many times, if that takes no more than the outputs and steps below."""
 _MOST_OUTPUTS, _MOST_DECODE_STEPS = 1_000_000, 10_000
 """Some five seconds of simulating PipeMax with one size of mixed steps."""
 _ROUNDS = 6
@@ -116,7 +112,7 @@ def _rows_to_simulate(engine: MeasuredEngine, tokens_per_row: float, outputs_per
     host_rows = capacity.host_blocks * capacity.block_tokens / tokens_per_row
     batch = max(1.0, min(engine.max_num_seqs, gpu_rows / engine.num_batches))
     affordable = min(_MOST_OUTPUTS, _MOST_DECODE_STEPS * batch) / outputs_per_row
-    wanted = max(_GPU_POOL_FILLS * gpu_rows, min(_HOST_POOL_FILLS * host_rows, affordable))
+    wanted = max(GPU_POOL_FILLS * gpu_rows, min(HOST_POOL_FILLS * host_rows, affordable))
     return int(max(_FEWEST_SIMULATED_ROWS, min(wanted, _ROUNDS * places)))
 
 

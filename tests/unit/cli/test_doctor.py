@@ -98,9 +98,9 @@ def test_what_to_run_next_follows_from_what_is_there(
     assert said["Next"].startswith(next_step)
 
 
-def test_another_vllm_runs_under_policy_vllm_alone(machine: Machine) -> None:
+def test_another_vllm_runs_under_policy_vllm_only(machine: Machine) -> None:
     _, said = machine.doctor({"vllm": "0.31.0"})
-    assert said["vLLM"].startswith("0.31.0: policy vllm alone; pipemax needs 0.32.0")
+    assert said["vLLM"].startswith("0.31.0: only policy vllm; pipemax needs 0.32.0")
 
 
 def test_a_driver_that_does_not_answer_is_said(machine: Machine) -> None:

@@ -315,13 +315,13 @@ class PipeMaxScheduler(PlannedScheduler):
         plan = self._plan
         assert plan is not None
         self._copies.store(self.requests, output.num_scheduled_tokens)
-        has_waves = plan.overwrite is not None
+        in_groups = plan.overwrite is not None and bool(output.num_scheduled_tokens)
         if plan.overwrite is not None:
             # Not before vLLM has given the step its blocks: it would give it those that the wave overwrites.
             self._moves.overwrite(self.requests[request_id] for request_id in plan.overwrite)
             self._prefetch_planned(plan)
             self._gpu.return_vacated()
-        copies = self._copies.take(in_groups=has_waves and bool(output.num_scheduled_tokens))
+        copies = self._copies.take(in_groups=in_groups)
         return StepMetadata(plan.step_id, copies)
 
     # -- outputs, and whatever ends requests ------------------------------------------------------------------

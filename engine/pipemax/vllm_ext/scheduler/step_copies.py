@@ -46,9 +46,8 @@ class CopyGatherer:
         self._prefetches = _Pairs()
         self._later_prefetches = _Pairs()
         self._abandons_prefetches = False
-        self._overwritten: list[
-            int
-        ] = []  # in a wave: prefetches to these blocks follow the step's computation
+        # In a wave: prefetches to these blocks follow the step's computation.
+        self._overwritten: list[int] = []
         self._stores = _Pairs()
         self._tokens = _int32s()  # of token stores, one field after the other
         self._begun: list[GpuBlockId] = []  # blocks that the step writes from their first slot on

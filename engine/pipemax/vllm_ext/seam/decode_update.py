@@ -56,11 +56,8 @@ class DecodeUpdates:
             return step, []
         scheduler, known = self._scheduler, self._decoding
         sampled, index_of = worker_output.sampled_token_ids, worker_output.req_id_to_index
-        logprobs, hash_tokens, block_tokens = (
-            worker_output.logprobs,
-            scheduler.hash_block_size,
-            scheduler.block_size,
-        )
+        logprobs = worker_output.logprobs
+        hash_tokens, block_tokens = scheduler.hash_block_size, scheduler.block_size
         is_async = isinstance(scheduler, AsyncScheduler)
         left: dict[str, int] = {}
         outputs: list[EngineCoreOutput] = []

@@ -6,7 +6,7 @@ import pytest
 
 from pipemax.domain.plan import Batching, Phase
 from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
-from tests.unit.vllm_ext.scheduler.test_scheduler import counts, run_random_requests
+from tests.unit.vllm_ext.scheduler.test_scheduler import counts, random_templates, run_random_requests
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_every_request_sees_its_own_kv_in_mixed_steps(
     runner: int, stages: int, asynchronous: bool, num_batches: int, templated: bool
 ) -> None:
     rng = Random(100 * stages + 10 * num_batches + templated)
-    templates = [[rng.randrange(1000) for _ in range(length)] for length in (8, 13, 21)] if templated else []
+    templates = random_templates(rng) if templated else []
     scheduler = make_scheduler(
         gpu_blocks=24,
         host_blocks=120,

@@ -24,6 +24,11 @@ def counts(core: FakeCore) -> dict[str, float]:
     }
 
 
+def random_templates(rng: Random) -> list[list[int]]:
+    """Beginnings that prompts share: of whole blocks, and not."""
+    return [[rng.randrange(1000) for _ in range(length)] for length in (8, 13, 21)]
+
+
 def run_random_requests(
     core: FakeCore, num_requests: int, rng: Random, templates: Sequence[list[int]] = ()
 ) -> None:
@@ -41,7 +46,7 @@ def run_random_requests(
 @pytest.mark.parametrize("templated", [False, True], ids=["plain", "templated"])
 def test_every_request_sees_its_own_kv_whatever_moves(depth: int, num_batches: int, templated: bool) -> None:
     rng = Random(1000 * depth + 10 * num_batches + templated)
-    templates = [[rng.randrange(1000) for _ in range(length)] for length in (8, 13, 21)] if templated else []
+    templates = random_templates(rng) if templated else []
     core = FakeCore(
         make_scheduler(gpu_blocks=24, host_blocks=120, num_batches=num_batches, stages=depth), depth
     )

@@ -15,7 +15,7 @@ from tests.unit.vllm_ext.fake_worker import (
     make_request,
     make_scheduler,
 )
-from tests.unit.vllm_ext.scheduler.test_scheduler import counts, run_random_requests
+from tests.unit.vllm_ext.scheduler.test_scheduler import counts, random_templates, run_random_requests
 
 KINDS = pytest.mark.parametrize(
     ("runner", "stages", "asynchronous"),
@@ -74,7 +74,7 @@ def test_every_request_sees_its_own_kv(
     runner: int, stages: int, asynchronous: bool, batching: Batching, num_batches: int, templated: bool
 ) -> None:
     rng = Random(100 * stages + 10 * num_batches + templated)
-    templates = [[rng.randrange(1000) for _ in range(length)] for length in (8, 13, 21)] if templated else []
+    templates = random_templates(rng) if templated else []
     core = make_core(runner, stages, asynchronous, num_batches=num_batches, batching=batching)
     run_random_requests(core, 60, rng, templates)
     assert core.worker.num_wave_prefetches > 0
