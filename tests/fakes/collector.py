@@ -30,7 +30,7 @@ class FakeCollector(flight.FlightServerBase):
         self._reports: list[ServerStats] = []
         self._authorizations: set[str] = set()
         self.stalls_s: list[float] = []
-        """How long the next calls take, one each; what they brought is lost."""
+        """How long the next calls take, one each. What they brought is lost if their sender gives up meanwhile."""
         self.outlook: JobOutlook | None = None
         """The answer to all reports."""
 
@@ -53,7 +53,8 @@ class FakeCollector(flight.FlightServerBase):
             stall_s = self.stalls_s.pop(0) if self.stalls_s else 0.0
         if stall_s:
             time.sleep(stall_s)
-            return iter(())
+            if context.is_cancelled():
+                return iter(())
         with self._lock:
             self._reports.append(ServerStats.from_bytes(action.body.to_pybytes()))
             self._authorizations.add(context.get_middleware("auth").value)

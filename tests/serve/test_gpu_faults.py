@@ -36,6 +36,18 @@ def test_rows_that_run_while_a_gpu_fails_run_again_and_none_is_suspected(
     assert "no row's" in log
 
 
+def test_the_driver_hears_of_the_fault_also_while_it_is_slow_to_take_reports(
+    fake_engine_python: EnginePython, tmp_path: Path
+) -> None:
+    """The last report is sent after the rows' stream has ended, and the server must not end before it."""
+    with FakeCollector() as collector:
+        collector.stalls_s = [1.0]
+        opts = options(fake_engine_python("--stats-push-s=0.1"), collector=collector.address("t"))
+        (row,) = run_prompts([f"[[slow 0.4]] [[gpu-once {tmp_path}/0]]"], opts)
+        assert row["error_code"] is None
+        assert any("illegal memory access" in report.machine_fault for report in collector.reports)
+
+
 @pytest.mark.long  # a variant
 def test_a_machine_whose_gpu_fails_again_and_again_fails_the_task_and_is_named(
     fake_engine_python: EnginePython, gpus: list[str], monkeypatch: pytest.MonkeyPatch

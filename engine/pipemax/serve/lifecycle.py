@@ -63,6 +63,12 @@ class Lifecycle:
             self._open_sessions -= 1
             self._idle_since_s = time.monotonic()
 
+    @property
+    def num_open_sessions(self) -> int:
+        """The sessions that are served, or whose job's last report is under way."""
+        with self._lock:
+            return self._open_sessions
+
     def stop(self, cause: Exit) -> None:
         """End the server. The first cause counts; a later one may only leave the engine less time."""
         self._exits.put(cause)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _NO_TIME_S = 0.5
 _NOTICE_S = 2.0
-"""Most time for clients to notice that the server ends."""
+"""Most time for clients and collectors to hear that the server ends."""
 _LOOK_S = 0.1
 _SETTINGS: dict[str, Any] = {"timings": Timings, "limits": WindowLimits, "log_limits": LogLimits}
 

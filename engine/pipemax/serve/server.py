@@ -83,12 +83,12 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         return self._host.stats().state == "loading"
 
     def stop(self, cause: Exit, *, notice_s: float) -> None:
-        """Refuse all sessions, have the engine close, and give clients this long to notice."""
+        """Refuse all sessions, have the engine close, and give clients and collectors this long to hear of it."""
         self._turns.close(in_order=cause.status != EXIT_ENGINE_DIED)
         self._host.stop(Refused(code=SessionErrorCode.SHUTTING_DOWN, detail=cause.reason))
         self._sessions.wake_all()
         deadline_s = time.monotonic() + notice_s
-        while self._sessions.num_open and time.monotonic() < deadline_s:
+        while self._lifecycle.num_open_sessions and time.monotonic() < deadline_s:
             time.sleep(0.02)
         self._reporter.stop()
 
