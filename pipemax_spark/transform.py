@@ -83,7 +83,7 @@ def annotate(
     ``prompt_column``, ``messages_column`` (array<struct<role, content>>) and ``template`` (such as
     ``"Summarise: {text}"``). ``image_column`` holds each row's image, which the model sees before the prompt (bytes, a
     path, a URL whose host is in ``allow_image_urls``), or an array of images. ``overrides_column`` is a struct of its
-    row's own settings, such as max_tokens; docs/guide/job.md lists what a row may set. ``generation`` takes ``system``
+    row's own settings, such as max_tokens; docs/guide/input.md has all. ``generation`` takes ``system``
     and the settings of all rows, as the signature shows them. ``response_format`` is a JSON schema (dict or text), a
     schema in ``ai_query``'s envelope, the class of a Pydantic model, or a Spark type such as
     ``"STRUCT<label: STRING, score: DOUBLE>"``, which is then the type of ``parsed``;

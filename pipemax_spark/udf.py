@@ -79,7 +79,7 @@ def pipemax_udf(
     """Return a function of a column of prompts (string) or conversations (array<struct<role, content>>).
 
     A further argument may be a struct of the row's own settings, such as max_tokens and temperature, in place of those
-    given here; docs/guide/job.md lists what a row may set. With ``images``, one may be the row's image: bytes, a path,
+    given here; docs/guide/input.md has all. With ``images``, one may be the row's image: bytes, a path,
     a URL whose host is in ``allow_image_urls``, or an array of images; and conversations may have them. With
     ``task="score"`` the two arguments are a query and a document.
 

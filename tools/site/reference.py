@@ -71,7 +71,7 @@ def error_list() -> str:
     """Return the page of error codes, exceptions and exit codes."""
     exit_codes = next(line for line in inspect.getdoc(pipemax_spark.cli).splitlines() if "Exit codes" in line)
     parts = [
-        "# Errors and exit codes\n\nMade from the code. [The job's page](../guide/job.md#errors) says what a job does "
+        "# Errors and exit codes\n\nMade from the code. [Rows that fail](../guide/errors.md) says what a job does "
         f"about them.\n\n{exit_codes}\n\n## Errors of rows: `annotation.error.code`\n",
         *_members(wire.ErrorCode),
         "## Errors that end a session\n\nA job that meets one ends with its message, which says what to change.\n",

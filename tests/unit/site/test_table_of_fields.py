@@ -121,8 +121,8 @@ def test_fields_that_only_the_table_names_are_wherever_fields_are(tree: Path) ->
 
 
 def test_the_docs_show_both_tables() -> None:
-    page = (ROOT / "docs/guide/job.md").read_text(encoding="utf-8")
-    assert all(f"<!-- table: {name} -->" in page for name in ("row settings", "annotation"))
+    for page, name in (("input", "row settings"), ("output", "annotation")):
+        assert f"<!-- table: {name} -->" in (ROOT / f"docs/guide/{page}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
