@@ -80,7 +80,7 @@ lint: $(VENV)/ready
 	@$(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/ready  ## Build the documentation site into artifacts/site; broken links and commands fail
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock:  ## Resolve all locks again
 	@bash tools/lock.sh $(BIN)/uv

@@ -23,6 +23,9 @@ ROOT_PAGES = {
 }
 log = logging.getLogger("mkdocs.plugins.pipemax")
 
+_CODE = re.compile(r"(<pre.*?</pre>)|<code>([^<]*)</code>", re.DOTALL)
+_README_SECTION = re.compile(r"<!-- README: (.+) -->")
+_BREAK = re.compile(r"(?<=\w)([./_=,:-]+)(?=[\w{])")
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -37,13 +40,33 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put in the tables made from the code, check commands, and have links to code name what the site has."""
+    """Put in tables made from the code and the README's sections, check commands, and rewrite links to code."""
     place = page.file.src_uri
     for name, make in reference.TABLES.items():
         markdown = markdown.replace(f"<!-- table: {name} -->", make())
+    markdown = _README_SECTION.sub(lambda section: _section_of_readme(section[1]), markdown)
     for problem in commands.problems(markdown, ROOT):
         log.warning("%s: %s", place, problem)
     return _LINK.sub(lambda link: _on_site(link, place), markdown)
+
+
+def _section_of_readme(title: str) -> str:
+    """Return the text of a section of the README, which must have no links to files."""
+    text = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition(f"\n## {title}\n")[2]
+        .partition("\n## ")[0]
+        .strip()
+    )
+    if not text or _LINK.search(text):
+        log.warning("README.md has no section %r without links", title)
+    return text
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Let a narrow window break names in code after their points, slashes and underscores, and nowhere else."""
+    return _CODE.sub(lambda code: code[1] or "<code>" + _BREAK.sub(r"\1<wbr>", code[2]) + "</code>", html)
 
 
 def _on_site(link: re.Match[str], place: str) -> str:

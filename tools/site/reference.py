@@ -195,10 +195,15 @@ def _name(annotation: Any) -> str:
 
 
 def _prose(documented: Any) -> str:
-    """Return a docstring as Markdown: code in backticks, arguments as a list."""
+    """Return a docstring as Markdown: code in backticks, examples in blocks, arguments as a list."""
     text = (inspect.getdoc(documented) or "").replace("``", "`")
     text = re.sub(r"(?m)^(Args|Returns|Raises|Yields|Attributes):$", r"\n**\1**\n", text)
+    text = re.sub(r"(?m)^(?:(?:>>>|\.\.\.) .*\n?)+", lambda lines: _example(lines[0]), text)
     return re.sub(r"(?m)^ {4}(\w+): ", r"- `\1`: ", text)
+
+
+def _example(lines: str) -> str:
+    return "```python\n" + "\n".join(line[4:] for line in lines.splitlines()) + "\n```\n"
 
 
 def _classes_in(module: Any) -> Iterator[type]:
