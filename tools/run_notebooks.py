@@ -1,6 +1,7 @@
 """Run the notebooks and keep their outputs: python tools/run_notebooks.py [notebooks/NAME.ipynb …].
 
-Paths of this machine in the outputs are shown from the repository on.
+Paths of this machine in the outputs are shown from the repository on. Those that Databricks is to import as source are
+written into notebooks/databricks too.
 """
 
 import json
@@ -12,6 +13,8 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+AS_SOURCE = ("columns", "plan_a_night")
+"""The notebooks that are written as Databricks sources."""
 
 
 def readable(outputs: list[NotebookNode]) -> list[NotebookNode]:
@@ -30,6 +33,17 @@ def readable(outputs: list[NotebookNode]) -> list[NotebookNode]:
     return kept
 
 
+def databricks_source(notebook: NotebookNode) -> str:
+    """Return the notebook as a Python file that Databricks imports as a notebook: no outputs, text as comments."""
+    cells = [
+        cell.source
+        if cell.cell_type == "code"
+        else "\n".join(f"# MAGIC {line}".rstrip() for line in ("%md", *cell.source.splitlines()))
+        for cell in notebook.cells
+    ]
+    return "# Databricks notebook source\n" + "\n\n# COMMAND ----------\n\n".join(cells) + "\n"
+
+
 def main() -> None:
     given = [Path(name) for name in sys.argv[1:]]
     for path in given or sorted((REPOSITORY / "notebooks").glob("*.ipynb")):
@@ -41,6 +55,10 @@ def main() -> None:
                 cell.outputs = readable(cell.outputs)
         text = nbformat.writes(notebook).replace(str(REPOSITORY), ".")
         path.write_text(json.dumps(json.loads(text), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if path.stem in AS_SOURCE:
+            source = path.parent / "databricks" / f"{path.stem}.py"
+            source.parent.mkdir(exist_ok=True)
+            source.write_text(databricks_source(notebook), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 import ast
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import nbformat
 import pytest
 
 from tests.fakes.engine_python import write_engine_python
@@ -52,6 +54,16 @@ def test_a_notebook_defines_nothing_and_its_outputs_name_no_error_and_no_home(no
     assert str(Path.home()) not in json.dumps(outputs)
 
 
+def test_databricks_sources_are_those_of_the_notebooks() -> None:
+    tool = runpy.run_path(str(REPOSITORY / "tools" / "run_notebooks.py"))
+    sources = REPOSITORY / "notebooks" / "databricks"
+    assert sorted(path.stem for path in sources.glob("*.py")) == sorted(tool["AS_SOURCE"])
+    for path in sources.glob("*.py"):
+        notebook = nbformat.read(REPOSITORY / "notebooks" / f"{path.stem}.ipynb", as_version=4)
+        assert path.read_text(encoding="utf-8") == tool["databricks_source"](notebook)
+        compile(path.read_text(encoding="utf-8"), path.name, "exec")
+
+
 def test_the_notebook_runs_the_job_plots_its_results_and_stops_its_engine(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,5 +83,25 @@ def test_the_notebook_runs_the_job_plots_its_results_and_stops_its_engine(
     assert all(row["annotation"]["parsed"]["section"] for row in rows)
     assert names["by_section"]["rows"].sum() <= 60
     assert names["figure"].axes[0].get_title() == "the 15 commonest sections"
+    plt.close(names["figure"])
+    assert not servers_of(parameters["engine_python"])
+
+
+def test_the_notebook_of_columns_asks_by_udf_schema_sql_and_for_embeddings(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    matplotlib.use("agg")
+    parameters = {
+        "engine": fake_config(model="columns"),
+        "embedder": fake_config(model="columns of vectors") | {"task": "embed"},
+        "engine_python": write_engine_python(tmp_path / "python"),
+        "num_rows": 20,
+    }
+    names = run(REPOSITORY / "notebooks" / "columns.ipynb", parameters)
+    assert all(row["text"] and row["error"] is None for row in names["answers"].collect())
+    assert names["labelled"].where("annotation.parsed.section IS NULL").count() == 0
+    assert {row["cut_at_three_tokens"] for row in names["in_sql"].collect()} == {"length"}
+    assert names["similarities"].shape == (20, 20)
     plt.close(names["figure"])
     assert not servers_of(parameters["engine_python"])
