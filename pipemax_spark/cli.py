@@ -1,14 +1,17 @@
-"""``pipemax-annotate``: read the command line, run the job, and turn failures into sentences and exit codes.
+"""``pipemax-annotate`` and ``pipemax try``: read the command line, run it, and turn failures into exit codes.
 
 Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 130 interrupted.
 ``docs/guide/ends.md`` lists every end.
 """
 
+import contextlib
 import inspect
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -22,6 +25,7 @@ from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
+from pipemax_spark.job.trial import UNUSED, TrialOptions, run_trial
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
 from pipemax_spark.report.terminal import Terminal
@@ -32,8 +36,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+try_app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
 log = logging.getLogger(__name__)
 
+_OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
+"""The job's options that ``pipemax try`` does without, and those that its help leaves out."""
 _RESUME = "Finished chunks are committed; run the same command again to continue."
 
 
@@ -43,8 +50,13 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _parameters(*kinds: type) -> list[inspect.Parameter]:
-    """Return the command's parameters: ``OPTIONS``, which fill the fields of ``kinds``, and ``--version``."""
+def _parameters(
+    *kinds: type, optional: Collection[str] = (), hidden: Collection[str] = ()
+) -> list[inspect.Parameter]:
+    """Return the command's parameters: ``OPTIONS``, which fill the fields of ``kinds``, and ``--version``.
+
+    Those of ``optional`` are None if they are not given, and ``--help`` leaves out those of ``hidden``.
+    """
     types = {name: kind for owner in kinds for name, kind in get_type_hints(owner).items()}
     defaults = {field.name: field.default for kind in kinds for field in fields(kind)}
 
@@ -54,18 +66,20 @@ def _parameters(*kinds: type) -> list[inspect.Parameter]:
             *([f"--{name.replace('_', '-')}"] if is_flag else []),
             help=option.help,
             rich_help_panel=option.panel,
+            hidden=name in hidden,
             **option.typer,
         )
         default = defaults.get(name, MISSING)
+        kind = types[name] if option.cli_type is None else option.cli_type | None
         if option.cli_type is not None:
             default = None if option.show is None else option.show(default)
+        if name in optional:
+            default, kind = None, kind | None
         return inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[
-                types[name] if option.cli_type is None else option.cli_type | None, declared
-            ],
+            annotation=Annotated[kind, declared],
         )
 
     version = typer.Option(
@@ -116,9 +130,94 @@ def annotate(**arguments: Any) -> None:
     del arguments["version"]  # if it was given, it has already ended the command
     logs = log_directory(arguments.pop("log_dir"), arguments["output"])
     try:
-        raise typer.Exit(_run(arguments, logs))
+        raise typer.Exit(_exit_code(lambda: _run(arguments, logs), logs, advice=_RESUME))
     finally:
         drop_unwritten()
+
+
+@try_app.command(name="try", cls=_Annotate)
+@takes(_parameters(JobOptions, PromptSource, GenerationSpec, optional=_OPTIONAL, hidden=_HIDDEN))
+def try_prompt(
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many rows to answer: the first ones of the input.")
+    ] = 20,
+    once: Annotated[
+        bool, typer.Option("--once", help="End after the first prompt, and ask for no other template.")
+    ] = False,
+    **arguments: Any,
+) -> None:
+    """Try a prompt on the first rows of a table, and see prompt and answer side by side.
+
+    Takes the options of [b]pipemax annotate[/b], and writes nothing: those about the output are ignored. Spark and the
+    engine run on this machine. The engine stays for one template after the other, until Ctrl-D, and then ends.
+
+    [b]Examples[/b]
+
+    pipemax try tickets.parquet --model org/name --template "Summarise: {body}" --max-tokens 100
+
+    pipemax try reviews.parquet --prompt-column text --engine engine.yaml --rows 5 --once
+    """
+    del arguments["version"]
+    if table is not None and arguments["input"] not in (None, table):
+        raise typer.BadParameter(f"the input is {table!r}, and --input is {arguments['input']!r}; give one")
+    arguments["input"] = table or arguments["input"]
+    if arguments["input"] is None:
+        raise typer.BadParameter("no input is named; give a table or files, as INPUT or with --input")
+    log_dir = arguments.pop("log_dir") or os.environ.get("PIPEMAX_LOG_DIR")
+    logs = Path(log_dir or tempfile.mkdtemp(prefix="pipemax-try-")).absolute()
+    code = 1
+    try:
+        code = _exit_code(lambda: _try(arguments, logs, rows=rows, once=once), logs)
+        raise typer.Exit(code)
+    finally:
+        if log_dir is None and code in (0, 2):
+            shutil.rmtree(logs, ignore_errors=True)
+        drop_unwritten()
+
+
+def _try(arguments: Mapping[str, Any], logs: Path, *, rows: int, once: bool) -> None:
+    """Run the trial."""
+    ignored = [name for name in arguments if name in UNUSED and arguments[name] is not None]
+    used = {name: value for name, value in arguments.items() if name not in UNUSED}
+    session = _sessions("pipemax-try", logs, on_this_machine=True)
+    options = TrialOptions(job=_read_options({**used, "output": ""}, logs, session), rows=rows, once=once)
+    terminal = Terminal.standard()
+    if ignored:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
+        terminal.say("Ignored", f"{names}: try writes nothing and takes the first rows as they come")
+    with terminal.doing("starting Spark"):
+        spark = session()
+    read = OPTIONS["template"].read
+    assert read is not None, "a template's line breaks are read"
+
+    def next_template() -> str | None:
+        text = _asked(terminal)
+        return None if text is None else str(read(text))
+
+    run_trial(spark, options, terminal, next_template)
+    _stop(spark)
+
+
+def _asked(terminal: Terminal) -> str | None:
+    """Ask for a template until there is one that is not blank, and return it; None at the end of standard input."""
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
+    if is_typed:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - lets the line be edited, and earlier ones be recalled
+        terminal.say("", "Another template, such as 'Summarise: {body}'? Ctrl-D ends.")
+    while True:
+        try:
+            line = input("> " if is_typed else "")
+        except (EOFError, RuntimeError):  # RuntimeError: the process began without a standard input
+            return None
+        if line.strip():
+            if not is_typed:
+                terminal.say("Template", line)
+            return line
 
 
 def _read_options(
@@ -140,52 +239,67 @@ def _read_options(
     return job_options(values, log_dir=logs)
 
 
-def main(name: str | None = None) -> None:
+def main(name: str | None = None, commands: typer.Typer = app) -> None:
     """Run the command under its own name or the given one, and return after success instead of raising ``SystemExit``.
 
     A scheduler that calls this function may take any ``SystemExit`` for a failure.
     """
     try:
-        app(prog_name=name)
+        commands(prog_name=name)
     except SystemExit as end:
         if end.code:
             raise
 
 
-def _run(arguments: Mapping[str, Any], logs: Path) -> int:
-    """Run the job and return the exit code."""
+def _sessions(name: str, logs: Path, *, on_this_machine: bool = False) -> Callable[[], "SparkSession"]:
+    """Return the function that starts the session at its first call, and returns it."""
 
     @cache
     def session() -> "SparkSession":
         from pipemax_spark.spark.session import get_session
 
         _log_to_file(logs)
-        return get_session("pipemax-annotate", log_dir=logs)
+        return get_session(name, log_dir=logs, on_this_machine=on_this_machine)
 
+    return session
+
+
+def _run(arguments: Mapping[str, Any], logs: Path) -> None:
+    """Run the job."""
+    session = _sessions("pipemax-annotate", logs)
+    # Report a wrong call before anything is written, even a log.
+    options = _read_options(arguments, logs, session)
+    terminal = Terminal.standard()
+    terminal.say("Job", f"{options.input} to {options.output}")
+    with terminal.doing("starting Spark"):
+        spark = session()
+    from pipemax_spark.job.annotation_job import AnnotationJob
+
+    AnnotationJob(spark, options, terminal).run()
+    _stop(spark)
+
+
+def _stop(spark: "SparkSession") -> None:
+    """Stop the session after success: after a failure the process ends at once, and the JVM with it."""
+    if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session belongs to the cluster
+        spark.stop()
+
+
+def _exit_code(work: Callable[[], None], logs: Path, *, advice: str = "") -> int:
+    """Do the work and return the exit code; a failure becomes a sentence, with ``advice`` behind it."""
     try:
-        # Report a wrong call before anything is written, even a log.
-        options = _read_options(arguments, logs, session)
-        terminal = Terminal.standard()
-        terminal.say("Job", f"{options.input} to {options.output}")
-        with terminal.doing("starting Spark"):
-            spark = session()
-        from pipemax_spark.job.annotation_job import AnnotationJob
-
-        AnnotationJob(spark, options, terminal).run()
-        # Not in a ``finally``: after a failure the process ends at once, and the JVM with it.
-        if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # there the session belongs to the cluster
-            spark.stop()
+        work()
         return 0
     except JobError as error:
         log.info("refused", exc_info=True)
         return _fail(str(error), 2)
     except BaseException as error:
         if is_interrupt(error):
-            return _fail(f"Interrupted. {_RESUME}", 130)
+            return _fail(f"Interrupted. {advice}".rstrip(), 130)
         if isinstance(error, SystemExit | GeneratorExit):
             raise
-        log.exception("the job failed")
-        return _fail(f"{failure_text(error)}\n{_RESUME} Details: {logs}", 1)
+        log.exception("%s failed", work)
+        return _fail("\n".join([failure_text(error), f"{advice} Details: {logs}".lstrip()]), 1)
 
 
 def _fail(text: str, code: int) -> int:
@@ -201,22 +315,27 @@ def _log_to_file(directory: Path) -> None:
 
 
 def pipemax() -> None:
-    """Run the command ``pipemax``. ``pipemax annotate`` is ``pipemax-annotate``, and loads nothing of the engine."""
-    if sys.argv[1:2] == ["annotate"]:
-        del sys.argv[1]
-        main("pipemax annotate")
+    """Run the command ``pipemax``. ``pipemax annotate`` is ``pipemax-annotate``.
+
+    Neither it nor ``pipemax try`` loads anything of the engine.
+    """
+    commands = {"annotate": app, "try": try_app}.get("".join(sys.argv[1:2]))
+    if commands is not None:
+        main(f"pipemax {sys.argv.pop(1)}", commands)
     else:
         command()()
 
 
 @cache
 def command() -> typer.Typer:
-    """Return the engine's command with the job's as its first subcommand.
+    """Return the engine's command with the job's as its first subcommands.
 
     The other commands load what they need when they run, so an environment of Spark's side only has it too.
     """
     from pipemax.cli.app import app
 
-    app.command("annotate", rich_help_panel="Annotate a table")(annotate)
-    app.registered_commands.insert(0, app.registered_commands.pop())
+    panel = "Annotate a table"
+    app.command("annotate", rich_help_panel=panel)(annotate)
+    app.command("try", rich_help_panel=panel)(try_prompt)
+    app.registered_commands[:0] = [app.registered_commands.pop(), app.registered_commands.pop()][::-1]
     return app

@@ -1,8 +1,9 @@
 """Have this executor's server load its engine before there are rows for it.
 
 Loading takes minutes, and so may recording the rows that are left; this module lets both happen at once. The caller
-holds its task slot for the second or two in which the server process starts, and not while the engine loads. A failure
-is only logged here: the first rows' session meets it again, and ends the job with its cause.
+holds its task slot for the second or two in which the server process starts, and not while the engine loads, unless it
+asks to wait for that. A failure is only logged here: the first rows' session meets it again, and ends the job with its
+cause.
 """
 
 import contextlib
@@ -33,6 +34,7 @@ _SERVER_TIMEOUT_S = 60.0
 """Maximum time until the server listens. A task that waits no longer frees its slot; the server goes on."""
 _LOADING_TIMEOUT_S = 10.0
 """Maximum time until the server has begun to load the engine."""
+_LOOK_PERIOD_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,14 @@ class BeginLoading:
     """The function of ``mapInArrow``: each task has its executor's engine started, and passes its rows on."""
 
     options: EngineOptions
+    waits: bool = False
+    """Pass the rows on only when the engine has loaded, or has failed to."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             begin_loading(self.options, task=task_label())
+            if self.waits:
+                _wait_for_engine(self.options)
             yield batch
 
 
@@ -65,6 +71,18 @@ def begin_loading(options: EngineOptions, *, task: str) -> None:
                 _open_session(client, header.to_bytes())
     except (EngineSessionError, *STREAM_ERRORS) as error:
         log.warning("the engine was not started before the first rows: %s", error)
+
+
+def _wait_for_engine(options: EngineOptions) -> None:
+    """Wait until the server no longer loads its engine, or has ended."""
+    deadline_s = time.monotonic() + options.start_timeout_s
+    files = server_files(find_executor(), options.engine_python, options.log_dir)
+    while files.socket.exists() and time.monotonic() < deadline_s:
+        # A server that imports its engine's libraries may take long to answer.
+        with contextlib.suppress(*STREAM_ERRORS), connect(files) as client:
+            if not _is_loading(client):
+                return
+        time.sleep(_LOOK_PERIOD_S)
 
 
 def _open_session(client: flight.FlightClient, header: bytes) -> None:

@@ -4,8 +4,6 @@ The rows come in batches: the whole input is one batch, and a stream has as many
 the next run finds what is left from the output table only.
 """
 
-import time
-import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -18,7 +16,7 @@ from pipemax_spark.job.dry_run import print_dry_run
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.end_record import EndRecord
 from pipemax_spark.job.fit import check_rows_fit
-from pipemax_spark.job.job import Job, JobCall
+from pipemax_spark.job.job import Job, JobCall, new_run_id
 from pipemax_spark.job.kept_values import check_values_kept
 from pipemax_spark.job.output import make_output
 from pipemax_spark.job.preparing import Prepared, Preparing, say_changed
@@ -58,7 +56,7 @@ class AnnotationJob:
         table: OutputTable | None = None,
     ) -> None:
         """Prepare a run. ``table`` is the output, for a caller that already has it."""
-        self.run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+        self.run_id = new_run_id()
         output = HadoopFiles(spark).qualified(options.output) if is_path(options.output) else options.output
         table = table or open_table(spark, output)
         self._call = JobCall(spark=spark, options=options, terminal=terminal, table=table, run_id=self.run_id)
@@ -87,10 +85,6 @@ class AnnotationJob:
             return self._end.summary
 
     def _checked(self) -> Checked:
-        if "\\n" in (self._call.options.generation.system or ""):
-            self._call.terminal.warn(
-                r"the system message has \n as two characters, not as a line break; in bash, write --system $'…\n…'"
-            )
         with self._call.terminal.doing("checking the input, the output and the model"):
             return check_job(self._call)
 

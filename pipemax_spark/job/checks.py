@@ -11,7 +11,7 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.blank_input import no_rows_for
 from pipemax_spark.job.fit import check_columns_fit
-from pipemax_spark.job.job import JobCall
+from pipemax_spark.job.job import EngineCall, JobCall
 from pipemax_spark.job.kept_values import check_types_kept, check_values_kept
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.policy_notes import wants_row_lengths
@@ -74,7 +74,7 @@ def check_job(call: JobCall) -> Checked:
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
     if not options.incremental:
         options.check_row_count(rows_in, source=f"input {source.name!r}{condition}")
-    engine_options, reply = _check_engine(call, source, rows_in)
+    engine_options, reply = check_engine(call, source.rows, rows_in, samples=options.dry_run)
     spec = AnnotationSpec.of(
         reply,
         source=options.source,
@@ -103,13 +103,20 @@ def check_job(call: JobCall) -> Checked:
     )
 
 
-def _check_engine(call: JobCall, source: Source, rows_in: int) -> tuple[EngineOptions, PreflightReply]:
+def check_engine(
+    call: EngineCall, rows: "DataFrame", rows_in: int, *, samples: bool = False
+) -> tuple[EngineOptions, PreflightReply]:
     """Check the engine's config, its model and the schema on an executor, and return the engine's options.
 
-    They have what the check has found: settings, and the lengths of rows on which the policy depends.
+    They have what the check has found: settings, and the lengths of rows on which the policy depends. With ``samples``
+    the reply counts the tokens of sampled rows, whether or not the policy needs them.
     """
     options, spark = call.options, call.spark
-    has_images = options.source.has_images(source.rows.schema)
+    if "\\n" in (options.generation.system or ""):
+        call.terminal.warn(
+            r"the system message has \n as two characters, not as a line break; in bash, write --system $'…\n…'"
+        )
+    has_images = options.source.has_images(rows.schema)
     config = with_image_settings(options.engine, has_images=has_images, allow_urls=options.allow_image_urls)
     is_local = (spark.sparkContext.master or "").startswith("local")
     asked = engine_options(
@@ -123,13 +130,13 @@ def _check_engine(call: JobCall, source: Source, rows_in: int) -> tuple[EngineOp
         log_dir=str(options.log_dir) if is_local else None,
         reuses_results=not options.compute_each,
     )
-    samples = options.dry_run or wants_row_lengths(config)
+    samples = samples or wants_row_lengths(config)
     request = PreflightRequest(
         engine=config,
         generation=options.generation,
         questions=asked.questions,
         question_names=tuple(question.name for question in options.ask),
-        requests=sample_requests(source.rows, options.request_columns, rows_in) if samples else [],
+        requests=sample_requests(rows, options.request_columns, rows_in) if samples else [],
         rows=rows_in or None,
         has_images=has_images,
     )

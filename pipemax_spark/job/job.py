@@ -1,5 +1,7 @@
 """What all parts of one run of the job share. Each object is complete when it is made, and never changes."""
 
+import time
+import uuid
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +18,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobCall:
-    """One call of the job, as far as it is known before anything is checked."""
+class EngineCall:
+    """A call that has rows answered by an engine."""
 
     spark: "SparkSession"
     options: JobOptions
     terminal: Terminal
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCall(EngineCall):
+    """One call of the job, as far as it is known before anything is checked."""
+
     table: OutputTable
     """The output, which need not exist."""
-    run_id: str
 
     @property
     def directory(self) -> Path:
@@ -48,3 +56,8 @@ class Job(JobCall):
     def remaining(self) -> Remaining:
         """The object that says which rows are left."""
         return Remaining(self.table, self.options, self.checked)
+
+
+def new_run_id() -> str:
+    """Return the id of a new run, which begins with the time of its start."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:8]}"

@@ -159,13 +159,13 @@ def _sample(
         | {
             f"{name}.{field}": shown if row[name]["error"] is None else f"({row[name]['error']['code']})"
             for name in answers
-            for field, shown in [_shown_answer(row[name])]
+            for field, shown in [shown_answer(row[name])]
         }
         for row in chosen
     ]
 
 
-def _shown_answer(annotation: "Row") -> tuple[str, str]:
+def shown_answer(annotation: "Row") -> tuple[str, str]:
     """Return the field of an annotation that holds the answer, and its text; of an embedding, only the beginning."""
     field = next(name for name in ("text", "embedding", "label", "score") if name in annotation)
     value = annotation[field]

@@ -55,6 +55,11 @@ class Terminal:
         log.warning("%s", text)
         self.console.print(f"  Warning: {text}", markup=False, highlight=False, soft_wrap=True)
 
+    def error(self, text: str) -> None:
+        """Print an error after which the work goes on."""
+        style = "bold red" if self.console.is_terminal else None
+        self.console.print(f"Error: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Show on a terminal what is being done while the context lasts; elsewhere the next line says what was done.

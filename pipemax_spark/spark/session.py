@@ -53,10 +53,11 @@ LOCAL_SNAPSHOT_PARTITIONS = 4
 table."""
 
 
-def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
+def get_session(app_name: str, *, log_dir: Path, on_this_machine: bool = False) -> "SparkSession":
     """Return the running session, or start one. Raise ``JobError`` if PySpark, Java or Delta is missing.
 
-    The output of a JVM that is started here goes to ``spark.log`` in ``log_dir``.
+    The output of a JVM that is started here goes to ``spark.log`` in ``log_dir``. With ``on_this_machine`` the session
+    that is started is a local one, whatever master ``spark-defaults.conf`` names.
     """
     try:
         import pyspark
@@ -89,7 +90,8 @@ def get_session(app_name: str, *, log_dir: Path) -> "SparkSession":
     settings = _beside(settings, defaults)
     _set_environment(log_dir)
     builder = SparkSession.builder.appName(app_name)
-    if "spark.master" not in defaults and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+    is_master_named = "spark.master" in defaults and not on_this_machine
+    if not is_master_named and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(f"local[{max(_MIN_LOCAL_SLOTS, os.cpu_count() or 1)}]")
     with _output_to(log_dir / "spark.log"), _utf8_locale(), _interrupt_afterwards():
         session = builder.config(map={**settings}).getOrCreate()

@@ -1,0 +1,230 @@
+"""``pipemax try``: answer the first rows of an input, by one engine, under one prompt after the other.
+
+The prompts are rendered, and the rows annotated, by the code of the job. Nothing is written but logs. The input's other
+rows are not read, so what is wrong with them stays unknown here: the job, and its dry run, check the whole input.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from pipemax_spark.engines.stop import stop_engines
+from pipemax_spark.errors import JobError
+from pipemax_spark.executor.early_start import BeginLoading
+from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.checks import check_engine
+from pipemax_spark.job.job import EngineCall, new_run_id
+from pipemax_spark.job.settings import job_settings
+from pipemax_spark.options import JobOptions
+from pipemax_spark.report.findings import shown_answer
+from pipemax_spark.report.side_by_side import TriedRow, print_rows
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.columns import prompt_text
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows.annotated import ANNOTATION, annotate_requests, annotated_schema
+from pipemax_spark.rows.remaining import rows_where
+from pipemax_spark.spark.sql import quoted
+from pipemax_spark.storage.sources import Source, read_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+UNUSED = frozenset(
+    {
+        *("output", "batch_output", "select", "id_columns", "summary", "work_dir", "checkpoint", "compact"),
+        *("limit", "expect_rows", "fail_if_empty", "incremental", "skip_changes", "rescan", "if_running"),
+        *("on_error", "max_error_rate", "retry_errors", "redo_changed", "new_spec", "commit_every"),
+        *("group_by_prefix", "compute_each", "mlflow_experiment", "price_per_hour", "collector_port"),
+        *("gold_column", "dry_run"),
+    }
+)
+"""Options of the job that have no meaning here: they are about the output, the whole table, or the run."""
+_NUMBER, _PROMPT, _COMPLETED = "pipemax number", "pipemax prompt", "pipemax completed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions:
+    """The options of one trial. ``JobError`` says what is wrong with them."""
+
+    job: JobOptions
+    rows: int = 20
+    """How many of the input's rows are answered, the first ones that Spark reads."""
+    once: bool = False
+    """Whether to end after the first prompt."""
+
+    def __post_init__(self) -> None:
+        if self.job.no_sample:
+            raise JobError("--no-sample shows no rows, and showing some is all that try does; leave it out")
+
+
+def run_trial(
+    spark: "SparkSession", options: TrialOptions, terminal: Terminal, next_template: Callable[[], str | None]
+) -> None:
+    """Answer the rows under the job's prompt, and under each template that ``next_template`` returns, until None.
+
+    Raise ``JobError`` for what the user can fix. A template that cannot be rendered is only reported, and the next one
+    asked for, unless there is to be only one.
+    """
+    source: PromptSource | None = options.job.source
+    with job_settings(spark), Trial(spark, options, terminal) as trial:
+        while source is not None:
+            try:
+                requests = trial.render(source)
+            except JobError as error:
+                if options.once:
+                    raise
+                terminal.error(str(error))
+            else:
+                trial.answer(requests)
+            if options.once:
+                return
+            source = with_template(options.job.source, next_template())
+
+
+def with_template(source: PromptSource, template: str | None) -> PromptSource | None:
+    """Return the source with this template in place of its prompt; None if there is no template."""
+    if template is None:
+        return None
+    return replace(source, prompt_column=None, messages_column=None, template=template)
+
+
+class Trial:
+    """The first rows of an input, and the engine that answers them, which ends with the context."""
+
+    def __init__(self, spark: "SparkSession", options: TrialOptions, terminal: Terminal) -> None:
+        """Read the rows. Raise ``JobError`` if the input cannot be read or has none."""
+        job = replace(options.job, compute_each=True)
+        self._call = EngineCall(spark=spark, options=job, terminal=terminal, run_id=new_run_id())
+        self._plan: TaskPlan | None = None
+        with terminal.doing("reading the first rows"):
+            source = _read(self._call)
+            self._rows, self._num_rows = _first_rows(source.rows, options.rows)
+        condition = "" if job.where is None else f" where {job.where}"
+        if not self._num_rows:
+            raise JobError(f"input {source.name!r} has no rows{condition}")
+        terminal.say("Input", f"{source.description}: the first {self._num_rows:,} rows{condition}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._plan is None:
+            return
+        call = self._call
+        # A task that is left would start its engine again.
+        call.spark.sparkContext.cancelJobsWithTag(call.run_id)
+        with call.terminal.doing("stopping the engine"):
+            stop_engines(call.spark, force=True)
+
+    def render(self, source: PromptSource) -> "DataFrame":
+        """Return the rows with the columns of their requests. ``JobError`` says what is wrong with the prompt."""
+        options = self._call.options
+        requests = replace(options.request_columns, source=source).add(self._rows)
+        annotated_schema(self._rows.schema, ANNOTATION, options.generation, options.ask)
+        return requests
+
+    def answer(self, requests: "DataFrame") -> None:
+        """Have the engine answer the requests, and print prompts and answers. The first call loads the engine."""
+        plan, spark = self._loaded(), self._call.spark
+        spark.sparkContext.addJobTag(self._call.run_id)
+        try:
+            with self._call.terminal.doing("waiting for the answers"):
+                began_unix_s, began_s = time.time(), time.monotonic()
+                collected = _annotated(requests, plan)
+                seconds = time.monotonic() - began_s
+        finally:
+            spark.sparkContext.removeJobTag(self._call.run_id)
+        names = [question.name for question in self._call.options.ask]
+        rows = [_tried(row, names, began_unix_s=began_unix_s) for row in collected]
+        print_rows(self._call.terminal, rows, seconds=seconds)
+
+    def _loaded(self) -> TaskPlan:
+        """Return the plan of the tasks, after checking and loading the engine if that has not been done."""
+        if self._plan is not None:
+            return self._plan
+        call = self._call
+        with call.terminal.doing("checking the engine and the model"):
+            engine, _ = check_engine(call, self._rows, self._num_rows)
+        self._plan = TaskPlan(
+            options=engine,
+            spec_hash="",
+            run_id=call.run_id,
+            output_column=ANNOTATION,
+            questions=call.options.ask,
+        )
+        began_s = time.monotonic()
+        context = call.spark.sparkContext
+        context.addJobTag(call.run_id)
+        try:
+            with call.terminal.doing("loading the engine"):
+                one = call.spark.range(0, 1, 1, 1)
+                one.mapInArrow(BeginLoading(engine, waits=True), "id long").collect()
+        finally:
+            context.removeJobTag(call.run_id)
+        call.terminal.say("Engine", f"loaded in {time.monotonic() - began_s:.1f} s")
+        return self._plan
+
+
+def _read(call: EngineCall) -> Source:
+    """Return the input with the rows that ``--where`` selects, without the lines of text files that are no rows."""
+    options = call.options
+    source = read_source(
+        call.spark,
+        options.input,
+        file_format=options.input_format,
+        options=options.input_option,
+        bad_lines=options.bad_lines,
+        warn=call.terminal.warn,
+    )
+    rows = source.rows
+    if source.text is not None and source.text.user_says is None and source.text.columns:
+        rows = source.text.good_rows
+    if source.is_blank or not rows.columns:
+        raise JobError(f"input {source.name!r} has no rows")
+    return replace(source, rows=rows_where(rows, options.where))
+
+
+def _first_rows(rows: "DataFrame", num_rows: int) -> "tuple[DataFrame, int]":
+    """Return the first rows that Spark reads, kept in the driver in their order, and their number.
+
+    They stay in the JVM, so that no type of a column is changed on the way.
+    """
+    from pyspark.sql import DataFrame
+
+    spark = rows.sparkSession
+    first = rows.limit(num_rows)._jdf.collectAsList()
+    kept = spark._jsparkSession.createDataFrame(first, rows._jdf.schema())
+    return DataFrame(kept, spark), int(first.size())
+
+
+def _annotated(requests: "DataFrame", plan: TaskPlan) -> "list[Row]":
+    """Return the rows' answers in the order of the rows, each with its prompt and the instant of its completion."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    numbered = requests.coalesce(1).withColumns(
+        {_NUMBER: F.monotonically_increasing_id(), _PROMPT: prompt_text(requests).cast("string")}
+    )
+    done = annotate_requests(numbered, plan)
+    answers = [question.name for question in plan.questions]
+    completed = F.unix_micros(f"{ANNOTATION}.completed_at").alias(_COMPLETED)
+    shown = done.select(quoted(_NUMBER), quoted(_PROMPT), *map(quoted, answers), ANNOTATION, completed)
+    return sorted(shown.collect(), key=lambda row: int(row[_NUMBER]))
+
+
+def _tried(row: "Row", questions: Iterable[str], *, began_unix_s: float) -> TriedRow:
+    annotation = row[ANNOTATION]
+    names = list(questions) or [ANNOTATION]
+    answers = {name: shown_answer(row[name])[1] for name in names}
+    errors = {name: row[name]["error"] for name in names if row[name]["error"] is not None}
+    is_cut = any("finish_reason" in row[name] and row[name]["finish_reason"] == "length" for name in names)
+    return TriedRow(
+        number=row[_NUMBER] + 1,
+        prompt=row[_PROMPT],
+        answers=answers,
+        errors={name: (error["code"], error["message"]) for name, error in errors.items()},
+        prompt_tokens=annotation["prompt_tokens"] or 0,
+        completion_tokens=(annotation["completion_tokens"] or 0) if "completion_tokens" in annotation else 0,
+        seconds=max(0.0, row[_COMPLETED] / 1e6 - began_unix_s),
+        is_cut=is_cut,
+    )
