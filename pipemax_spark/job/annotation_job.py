@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import IfRunning, OtherRunError, TooManyErrorsError
 from pipemax_spark.job.checks import check_job
-from pipemax_spark.job.dry_run import print_dry_run
+from pipemax_spark.job.dry_run import dry_run
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.end_record import EndRecord
-from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import Job, JobCall, new_run_id
 from pipemax_spark.job.kept_values import check_values_kept
 from pipemax_spark.job.output import make_output
-from pipemax_spark.job.preparing import Prepared, Preparing, say_changed
+from pipemax_spark.job.preparing import Prepared, Preparing
 from pipemax_spark.job.record import compact, conclude, nothing_delivered, nothing_to_do
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
@@ -31,9 +30,8 @@ from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_ids
 from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
 from pipemax_spark.rows.prefix import PrefixShare, sample_by_beginning, shared_prefixes
-from pipemax_spark.rows.remaining import Remaining, rows_where
+from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.workdir import WorkDirectory, work_base
-from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers
@@ -73,7 +71,7 @@ class AnnotationJob:
             if options.dry_run:
                 if options.summary is not None:
                     check_storage(options.summary, spark, option="summary")
-                _dry_run(self._call, self._checked())
+                dry_run(self._call, self._checked())
                 return None
             try:
                 with self._end:
@@ -168,28 +166,6 @@ class AnnotationJob:
             prompts = sample_by_beginning(requests, prompt_text(requests), rows_in=rows)
             self._prefixes = shared_prefixes(prompts)
         return prepared
-
-
-def _dry_run(call: JobCall, checked: Checked) -> None:
-    remaining = Remaining(call.table, call.options, checked)
-    done = remaining.done_if_any()
-    left = remaining.left(Batch(rows=checked.source.rows), done)
-    if call.table.exists():
-        check_rows_fit(call.table, left.select(*map(quoted, checked.schema.names)))
-    if done is not None:
-        say_changed(call, remaining, left)
-    rows_left, limit = left.count(), call.options.limit
-    to_do = rows_left if limit is None else min(rows_left, limit)
-    done_earlier = checked.rows_in - rows_left
-    call.terminal.say("Output", f"{call.table.name}: {done_earlier:,} rows done earlier, {to_do:,} to do")
-    print_dry_run(
-        call.terminal,
-        call.options,
-        checked.reply,
-        rows_in=checked.rows_in,
-        to_do=to_do,
-        has_images=call.options.source.has_images(checked.source.rows.schema),
-    )
 
 
 def _write_batch_output(job: Job, path: str, *, rows_left: int) -> None:

@@ -1,46 +1,125 @@
-"""Print a dry run: rows, tokens by the model's own tokenizer, the first prompt, and what the job would do."""
+"""``--dry-run``: rows, tokens by the model's own tokenizer, hours by the record of an earlier run, the first prompt.
+
+An interval at 95 % says how far chance may be off: which rows were sampled, and how the speed of the earlier run
+varied. It does not know of rows that differ from the sampled ones, or of other machines.
+"""
+
+from collections.abc import Sequence
 
 from pipemax.wire import PreflightReply
-from pipemax_spark.options import JobOptions
+from pipemax_spark.job.fit import check_rows_fit
+from pipemax_spark.job.job import JobCall
+from pipemax_spark.job.preparing import say_changed
+from pipemax_spark.report.findings import runs_of_spec
+from pipemax_spark.report.run_speed import RunSpeed, ratio_interval, speed_of_run
 from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.rows.annotated import holds_annotations
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.incremental import Batch
+from pipemax_spark.rows.remaining import Remaining
+from pipemax_spark.spark.sql import quoted
+
+_LOOKED_AT_RUNS = 20
 
 
-def print_dry_run(
-    terminal: Terminal,
-    options: JobOptions,
-    reply: PreflightReply,
-    *,
-    rows_in: int,
-    to_do: int,
-    has_images: bool = False,
-) -> None:
-    """Print what the job would read and generate if it ran now, and the first sampled prompt if that may be shown.
-
-    With questions, a row has so many requests. Nobody opens images for it, so their tokens are left out.
-    """
-    questions = len(options.ask)
-    if counted := reply.prompt_tokens:
-        sampled = len(counted) // max(1, questions)
-        mean, bad = sum(counted) / sampled, sum(count == 0 for count in counted)
-        generated = sum(reply.output_tokens) / sampled
-        basis = (
-            "counted over all rows" if sampled == rows_in else f"extrapolated from {sampled:,} sampled rows"
-        )
-        basis += ", without those of images" if has_images else ""
-        terminal.say(
-            "Tokens",
-            f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(counted):,}"
-            f"{' per question' if questions else ''} ({basis})",
-        )
-        if reply.output_tokens:
-            terminal.say("", f"at most {generated * to_do:,.0f} generated, {generated:,.0f} per row")
-        if bad:
-            what = "answers" if questions else "rows"
-            terminal.say(
-                "",
-                f"{bad:,} of these {what} would be errors: no prompt, one that is too long, or one that is invalid",
-            )
-        if not options.no_sample:
-            terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
-            terminal.console.print(reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
+def dry_run(call: JobCall, checked: Checked) -> None:
+    """Print what the job would do if it ran now, and the first sampled prompt if that may be shown."""
+    remaining, options, terminal = Remaining(call.table, call.options, checked), call.options, call.terminal
+    done = remaining.done_if_any()
+    left = remaining.left(Batch(rows=checked.source.rows), done)
+    if call.table.exists():
+        check_rows_fit(call.table, left.select(*map(quoted, checked.schema.names)))
+    if done is not None:
+        say_changed(call, remaining, left)
+    rows_left, limit = left.count(), options.limit
+    to_do = rows_left if limit is None else min(rows_left, limit)
+    done_earlier = checked.rows_in - rows_left
+    terminal.say("Output", f"{call.table.name}: {done_earlier:,} rows done earlier, {to_do:,} to do")
+    if checked.reply.prompt_tokens:
+        has_images = options.source.has_images(checked.source.rows.schema)
+        _say_tokens(call, checked, to_do, "without those of images" if has_images else "")
+    if to_do:
+        _say_hours(terminal, _known_speed(call, checked), to_do, options.price_per_hour)
+    if checked.reply.prompt_tokens and not options.no_sample:
+        terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
+        terminal.console.print(checked.reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
     terminal.console.print("\nThis was a dry run: nothing was written and no engine was started.")
+
+
+def _say_tokens(call: JobCall, checked: Checked, to_do: int, note: str) -> None:
+    """Print the tokens to read and to generate. With questions, a row has so many requests."""
+    reply, questions = checked.reply, len(call.options.ask)
+    by_row = _sums(reply, max(1, questions))
+    mean, bad = sum(by_row) / len(by_row), sum(count == 0 for count in reply.prompt_tokens)
+    is_whole = len(by_row) == checked.rows_in
+    basis = ["counted over all rows" if is_whole else f"extrapolated from {len(by_row):,} sampled rows"]
+    if not is_whole:
+        low, high = ratio_interval([(float(tokens), 1.0) for tokens in by_row])
+        basis.append(f"95 %: {low * to_do:,.0f} to {high * to_do:,.0f}")
+    basis += [note] if note else []
+    call.terminal.say(
+        "Tokens",
+        f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(reply.prompt_tokens):,}"
+        f"{' per question' if questions else ''} ({', '.join(basis)})",
+    )
+    if reply.output_tokens:
+        generated = sum(reply.output_tokens) / len(by_row)
+        call.terminal.say("", f"at most {generated * to_do:,.0f} generated, {generated:,.0f} per row")
+    if bad:
+        what = "answers" if questions else "rows"
+        call.terminal.say(
+            "",
+            f"{bad:,} of these {what} would be errors: no prompt, one that is too long, or one that is invalid",
+        )
+
+
+def _sums(reply: PreflightReply, questions: int) -> Sequence[int]:
+    """Return the prompt tokens of each sampled row: the requests of a row follow one another."""
+    counted = reply.prompt_tokens
+    return [sum(counted[first : first + questions]) for first in range(0, len(counted), questions)]
+
+
+def _known_speed(call: JobCall, checked: Checked) -> RunSpeed | None:
+    """Return the speed of the latest run of this job that kept its engines full, or else of the latest; None without.
+
+    A run's record is on the driver that ran it.
+    """
+    if not call.table.exists() or not holds_annotations(call.table.read().schema):
+        return None
+    requests = max(1, len(call.options.ask))
+    speeds = [
+        speed
+        for run_id in runs_of_spec(call.table, checked.spec.hash)[:_LOOKED_AT_RUNS]
+        if (speed := speed_of_run(call.directory.parent, run_id, requests_per_row=requests)) is not None
+    ]
+    return next((speed for speed in speeds if speed.interval is not None), speeds[0] if speeds else None)
+
+
+def _say_hours(terminal: Terminal, speed: RunSpeed | None, to_do: int, price_per_hour: float | None) -> None:
+    if speed is None:
+        terminal.say(
+            "Hours",
+            "no estimate: this driver has no record of an earlier run of this job. Run it with --limit, for rows that "
+            "take a few minutes, and then --dry-run again",
+        )
+        return
+
+    def priced(seconds: float) -> str:
+        cost = "" if price_per_hour is None else f", cost {seconds / 3600 * price_per_hour:,.2f}"
+        return f"{seconds / 3600:,.2f}{cost}"
+
+    engines = f"{speed.engines} engine{'' if speed.engines == 1 else 's'} as in run {speed.run_id}"
+    seconds = to_do / speed.rows_per_s
+    if speed.interval is None:
+        terminal.say(
+            "Hours",
+            f"at most {priced(seconds)} on {engines}, which were full for {speed.full_s:.0f} s only: full engines are "
+            "faster, how much is unknown. Without their start",
+        )
+        return
+    low, high = (to_do / rows_per_s for rows_per_s in reversed(speed.interval))
+    terminal.say(
+        "Hours",
+        f"about {priced(seconds)} (95 %: {priced(low)} to {priced(high)}) on {engines}, without their start and for "
+        "rows like those of that run",
+    )

@@ -14,7 +14,7 @@ from pipemax_spark.report.charts import charts_of, picture_of
 from pipemax_spark.report.findings import (
     CommittedTotals,
     find_results,
-    last_run,
+    runs_of_spec,
     totals_of_run,
     totals_of_spec,
 )
@@ -73,8 +73,8 @@ def too_many_errors(job: Job, of_run: CommittedTotals | None, recovered_runs: Se
     else:
         runs = recovered_runs
         # A run that found nothing judges the last run that has left rows under the spec, and those that it recovered.
-        if of_run is None and not runs and (last := last_run(job.table, spec_hash)) is not None:
-            runs = [last, *recovered_by(job.table, last)]
+        if of_run is None and not runs and (earlier := runs_of_spec(job.table, spec_hash)):
+            runs = [earlier[0], *recovered_by(job.table, earlier[0])]
         for run_id in runs:
             of_other = totals_of_run(job.table, run_id)
             of = f" in {name}, written by run {run_id},"

@@ -76,7 +76,7 @@ def run_trial(
                     raise
                 terminal.error(str(error))
             else:
-                trial.answer(requests)
+                trial.answer(source, requests)
             if options.once:
                 return
             source = with_template(options.job.source, next_template())
@@ -124,9 +124,9 @@ class Trial:
         annotated_schema(self._rows.schema, ANNOTATION, options.generation, options.ask)
         return requests
 
-    def answer(self, requests: "DataFrame") -> None:
+    def answer(self, source: PromptSource, requests: "DataFrame") -> None:
         """Have the engine answer the requests, and print prompts and answers. The first call loads the engine."""
-        plan, spark = self._loaded(), self._call.spark
+        plan, spark = self._loaded(source), self._call.spark
         spark.sparkContext.addJobTag(self._call.run_id)
         try:
             with self._call.terminal.doing("waiting for the answers"):
@@ -139,11 +139,11 @@ class Trial:
         rows = [_tried(row, names, began_unix_s=began_unix_s) for row in collected]
         print_rows(self._call.terminal, rows, seconds=seconds)
 
-    def _loaded(self) -> TaskPlan:
+    def _loaded(self, source: PromptSource) -> TaskPlan:
         """Return the plan of the tasks, after checking and loading the engine if that has not been done."""
         if self._plan is not None:
             return self._plan
-        call = self._call
+        call = replace(self._call, options=replace(self._call.options, source=source))
         with call.terminal.doing("checking the engine and the model"):
             engine, _ = check_engine(call, self._rows, self._num_rows)
         self._plan = TaskPlan(

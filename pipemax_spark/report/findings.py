@@ -52,16 +52,13 @@ def totals_of_spec(table: OutputTable, spec_hash: str) -> CommittedTotals:
     return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
 
 
-def last_run(table: OutputTable, spec_hash: str) -> str | None:
-    """Return the last run that computed rows which the table holds under a spec; None if it holds none.
+def runs_of_spec(table: OutputTable, spec_hash: str) -> list[str]:
+    """Return the runs that computed rows which the table holds under a spec, the latest first.
 
     Run ids begin with the time of the run's start.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
-    latest: str | None = rows.agg(F.max(f"{ANNOTATION}.run_id")).collect()[0][0]
-    return latest
+    return sorted((row[0] for row in rows.select(f"{ANNOTATION}.run_id").distinct().collect()), reverse=True)
 
 
 def _totals(rows: "DataFrame") -> CommittedTotals:

@@ -1,13 +1,18 @@
 """Jobs through real Spark and Delta: every row exactly once, whatever ran before."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
+from pipemax_spark.report.engine_log import SCHEMA
+from pipemax_spark.report.run_speed import RECORD
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import expected_text
@@ -118,10 +123,44 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     run.write_input([(1, "one two"), (2, "three four")])
     assert run.run(dry_run=True) is None
     assert "2 to do" in run.printed
+    assert "(counted over all rows)" in run.printed
+    assert "Hours    no estimate: this driver has no record of an earlier run of this job" in run.printed
     assert "\nSay " in run.printed
     assert not (run.directory / "out").exists()
     run.run(dry_run=True, generation=GenerationSpec(max_tokens=16, system=r"Briefly.\nNow."))
     assert r"the system message has \n as two characters" in " ".join(run.printed.split())
+
+
+def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bounds_by_how_it_varied(
+    jobs: MakeJobs,
+) -> None:
+    run = jobs()
+    run.write_input([(i, f"word {i} " + "of many " * (i % 7)) for i in range(3_000)])
+    run.run(id_columns=("id",), limit=5)
+    [record] = (run.directory / "runs").iterdir()
+    hourly = {"id_columns": ("id",), "dry_run": True, "price_per_hour": 3_600.0}
+
+    def recorded(waiting: int) -> str:
+        """What a dry run prints after a minute at 10 rows/s, in which so many rows waited."""
+        at = datetime(2026, 11, 27, tzinfo=UTC)
+        reports = [
+            dict.fromkeys(SCHEMA.names)
+            | {"at": at + timedelta(seconds=second), "server_id": "a", "state": "ready"}
+            | {"waiting_requests": waiting, "rows_done": 10 * second}
+            for second in range(60)
+        ]
+        pq.write_table(pa.Table.from_pylist(reports, schema=SCHEMA), record / RECORD)
+        run.run(**hourly)
+        return run.printed
+
+    full, idle = recorded(5), recorded(0)
+    assert "Hours    about 0.08, cost 299.50 (95 %: 0.08, cost 299.50 to 0.08, cost 299.50)" in full
+    assert f"on 1 engine as in run {record.name}, without their start" in full
+    low, high = (int(bound.replace(",", "")) for bound in re.findall(r"95 %: ([\d,]+) to ([\d,]+)", full)[0])
+    mean = int(re.findall(r"about ([\d,]+) in prompts", full)[0].replace(",", ""))
+    assert low < mean < high
+    assert "Hours    at most 0.08, cost 299.50 on 1 engine" in idle
+    assert "which were full for 0 s only" in idle
 
 
 @pytest.mark.long  # test_ends has a limit and the run after it
