@@ -15,13 +15,14 @@ from pipemax_spark.errors import JobError
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
     shown = CliRunner().invoke(command(), ["--help"], env={"COLUMNS": "120"}).output
     names = set(re.findall(r"│ ([a-z-]+) ", shown))
-    assert {"annotate", "plan-capacity", "check-node", "trace"} <= names
+    assert {"annotate", "try", "plan-capacity", "check-node", "trace"} <= names
     assert "Before you rent a node" in shown
 
 
-def test_annotate_is_the_job_and_loads_nothing_of_the_engine() -> None:
+@pytest.mark.parametrize("name", ["annotate", "try"])
+def test_the_commands_of_spark_s_side_load_nothing_of_the_engine(name: str) -> None:
     loads = (
-        "import sys; sys.argv = ['pipemax', 'annotate', '--version']\n"
+        f"import sys; sys.argv = ['pipemax', '{name}', '--version']\n"
         "from pipemax_spark.cli import pipemax\n"
         "pipemax()\n"
         "assert not {'pydantic', 'pipemax.cli'} & set(sys.modules), 'loaded'\n"
