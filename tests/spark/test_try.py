@@ -1,7 +1,9 @@
 """``pipemax try``: the first rows under one prompt after the other, by one engine that ends with it."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -24,8 +26,9 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.engine_python import write_engine_python
-from tests.fakes.settings import expected_text
+from tests.fakes.settings import expected_text, fake_config
 from tests.spark.processes import SMALL_SPARK, servers_of
+from tests.waiting import wait_until
 
 BIN = Path(sys.executable).parent
 Trials = Callable[..., str]
@@ -137,6 +140,12 @@ def test_what_cannot_be_tried_is_refused_without_an_engine(
         tried(**changes)
 
 
+@pytest.mark.long  # an engine's start
+def test_an_engine_that_does_not_start_ends_the_trial_with_its_reason(tried: Trials) -> None:
+    with pytest.raises(Exception, match="no memory is left"):
+        tried("Shout {text}", engine=fake_config(start_error="no memory is left"))
+
+
 def test_the_command_takes_the_job_s_options_and_its_help_leaves_out_those_about_the_output() -> None:
     assert set(OPTIONS) >= UNUSED
     shown = CliRunner().invoke(try_app, ["--help"], env={"COLUMNS": "200"}).output
@@ -165,27 +174,52 @@ def test_a_wrong_call_ends_with_2_and_says_why(arguments: tuple[str, ...], reaso
     assert reason in " ".join(result.output.split())
 
 
-@pytest.mark.long  # a process
-def test_the_job_s_own_command_line_writes_nothing_and_leaves_no_process(
-    table: str, own_python: str, tmp_path: Path
-) -> None:
-    command = [
+@pytest.fixture
+def command(table: str, own_python: str, tmp_path: Path) -> dict[str, Any]:
+    """The command line of a job with ``try`` in place of ``annotate``, as ``subprocess`` takes it."""
+    arguments = [
         *(BIN / "pipemax", "try", "--input", table, "--output", tmp_path / "out", "--id-columns", "id"),
-        *("--template", "Say {text}", "--model", "fake", "--engine-python", own_python, "--rows", "2"),
+        *("--template", "Say {text}", "--engine-python", own_python, "--rows", "2"),
         *("--commit-every", "often", "--summary", tmp_path / "summary.json", "--incremental"),
     ]
-    done = subprocess.run(
-        command,
-        input="\nShout {text}\n",
-        cwd=tmp_path,
-        env=os.environ | {"PYSPARK_SUBMIT_ARGS": f"{SMALL_SPARK} pyspark-shell"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return {
+        "args": arguments,
+        "cwd": tmp_path,
+        "env": os.environ | {"PYSPARK_SUBMIT_ARGS": f"{SMALL_SPARK} pyspark-shell"},
+        "text": True,
+    }
+
+
+@pytest.mark.long  # a process
+def test_the_job_s_own_command_line_writes_nothing_and_leaves_no_process(
+    command: dict[str, Any], own_python: str, tmp_path: Path
+) -> None:
+    command["args"] += ["--model", "fake"]
+    done = subprocess.run(**command, input="\nShout {text}\n", capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert answers(done.stdout) == [*said("Say", (0, 1)), *said("Shout", (0, 1))]
     assert "Ignored  --output, --id-columns, --incremental, --commit-every, --summary:" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} <= {"in.parquet", "artifacts"}
     assert not servers_of(own_python)
+
+
+@pytest.mark.long  # a process
+def test_ctrl_c_while_rows_are_answered_ends_with_130_and_leaves_no_process(
+    command: dict[str, Any], own_python: str, tmp_path: Path
+) -> None:
+    (held := tmp_path / "held").touch()
+    config = fake_config(held_by=str(held), held_row_s=600.0)
+    (tmp_path / "engine.json").write_text(json.dumps(config))  # YAML, too
+    command["args"] += ["--engine", "engine.json"]
+    command |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    printed = ""
+    with subprocess.Popen(**command, start_new_session=True) as process:
+        assert process.stdout is not None
+        while "Engine   loaded" not in printed:
+            printed += (line := process.stdout.readline())
+            assert line, printed
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, error = process.communicate(timeout=300)
+    assert process.returncode == 130, error
+    assert "Interrupted." in error
+    wait_until(lambda: not servers_of(own_python), 120, "the engine's end")
