@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
+from pipemax.cli.plain_help import PlainCommand, PlainTyper
 from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
@@ -35,8 +35,8 @@ from pipemax_spark.request.prompts import PromptSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
-try_app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = PlainTyper()
+try_app = PlainTyper()
 log = logging.getLogger(__name__)
 
 _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
@@ -100,7 +100,7 @@ def _parameters(
     ]
 
 
-class _Annotate(TyperCommand):
+class _Annotate(PlainCommand):
     """The command, which tells what replaces an option that was removed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -114,18 +114,19 @@ class _Annotate(TyperCommand):
 @app.command(cls=_Annotate)
 @takes(_parameters(JobOptions, PromptSource, GenerationSpec))
 def annotate(**arguments: Any) -> None:
-    """Annotate every row of a table with a language model, through Spark.
+    r"""Annotate every row of a table with a language model, through Spark.
 
-    The output has the input's columns and a struct column, [b]annotation[/b]. Whatever ends a run, run the same command
+    The output has the input's columns and a struct column, annotation. Whatever ends a run, run the same command
     again: it annotates only the rows that are left.
 
-    [b]Examples[/b]
+    For example:
 
-    pipemax annotate --input tickets --output labelled --id-columns id --model org/name
-    --template "Summarise: {body}" --max-tokens 100
+      pipemax annotate --input tickets --output labelled --id-columns id \
+          --model org/name --template "Summarise: {body}" --max-tokens 100
 
-    pipemax annotate --input reviews.parquet --output out/reviews --prompt-column text --engine engine.yaml
-    --response-format schema.json --dry-run
+      pipemax annotate --input reviews.parquet --output out/reviews \
+          --prompt-column text --engine engine.yaml \
+          --response-format schema.json --dry-run
     """
     del arguments["version"]  # if it was given, it has already ended the command
     logs = log_directory(arguments.pop("log_dir"), arguments["output"])

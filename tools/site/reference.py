@@ -106,8 +106,7 @@ def _command(name: str, command: Any, *, level: int) -> list[str]:
 
 
 def _help_text(command: Any) -> str:
-    text = re.sub(r"\[/?[a-z ]+\]", "", inspect.cleandoc(command.help or ""))
-    text = re.sub(r"(?m)^((?:pipemax|--).*)$", r"    \1", text)  # the examples
+    text = re.sub(r"(?m)^  ", " " * 4, inspect.cleandoc(command.help or ""))  # examples are blocks of code
     return text.replace("\f", "") + "\n"
 
 

@@ -10,15 +10,14 @@ from pipemax import __version__
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
 from pipemax.cli.doctor import doctor
+from pipemax.cli.plain_help import PlainTyper
 from pipemax.cli.removed_group import RemovedGroup
 from pipemax.cli.trace import trace_app
 
-app = typer.Typer(
+app = PlainTyper(
     cls=RemovedGroup,
     help="PipeMax: offline LLM inference over tables. `pipemax annotate` annotates a table with Spark.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
 )
 _PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine", "Study the scheduler"
 app.command(rich_help_panel=_PLAN)(plan_capacity)

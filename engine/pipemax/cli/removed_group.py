@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from typer.core import TyperGroup
-
+from pipemax.cli.plain_help import PlainGroup
 from pipemax.removed import explain_option, removed_command
 
 
-class RemovedGroup(TyperGroup):
+class RemovedGroup(PlainGroup):
     """A group of commands that knows what was removed from it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
