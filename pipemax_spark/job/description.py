@@ -2,9 +2,13 @@
 
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
+from pipemax.wire import PACKAGE_VERSION
 from pipemax_spark.job.job import Job
+from pipemax_spark.report.past_runs import started_at
+from pipemax_spark.report.report_page import RunFacts
 from pipemax_spark.report.tracking import InputTable
 from pipemax_spark.rows.written_rows import WrittenRows
 
@@ -63,6 +67,27 @@ def run_description(job: Job) -> str:
             f"- **Prompt** `{' '.join(prompt.split())[:200]}`",
             f"- **Task** {generation.task}" if generation.is_pooling else f"- **Generates** {generates}",
         ]
+    )
+
+
+def run_facts(job: Job, *, ended: datetime) -> RunFacts:
+    """Return what the run's page says of it at its head. ``ended`` has a time zone."""
+    source, options, reply = job.checked.source, job.options, job.checked.reply
+    prompts = options.source
+    version = "" if source.version is None else f", version {source.version}"
+    where = "" if options.where is None else f", where {options.where}"
+    prompt = prompts.template or f"column {prompts.prompt_column or prompts.messages_column}"
+    asked = "".join(f"\n{question.name}: {question.template}" for question in options.ask)
+    versions = {"pipemax-spark": PACKAGE_VERSION, "Spark": job.spark.version, **reply.versions}
+    return RunFacts(
+        run_id=job.run_id,
+        input=f"{source.name}{version}{where}",
+        prompt=f"{prompt}{asked}",
+        system=options.generation.system,
+        model=str(reply.engine.get("model") or reply.model),
+        versions=", ".join(f"{name} {number}" for name, number in versions.items()),
+        started=started_at(job.run_id),
+        ended=ended,
     )
 
 

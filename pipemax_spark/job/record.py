@@ -5,9 +5,11 @@ Everything is counted in the output table, so a run's totals do not depend on wh
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipemax_spark.errors import EndedBy, cause_of
+from pipemax_spark.job.description import run_facts
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.run import Run
 from pipemax_spark.report.charts import charts_of, picture_of
@@ -92,13 +94,13 @@ def conclude(job: Job, run: Run, counts: RowCounts, *, advice: str | None) -> tu
     summary = _summary(job, run, counts, totals, has_failed=reason is not None)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     _write(job, job.directory / "summary.json", summary.to_json())
-    findings = replace(find_results(job.table, job.options, job.checked, totals), advice=advice)
+    findings = replace(_findings(job, totals), advice=advice)
     page = report_page(
+        run_facts(job, ended=datetime.now(UTC)),
         summary,
         findings,
         _places(job, {"MLflow run": run.tracker.place}),
         charts_of(run.tracks),
-        run_id=job.run_id,
         price_per_hour=job.options.price_per_hour,
     )
     report = job.directory / "report.html"
@@ -113,7 +115,7 @@ def conclude(job: Job, run: Run, counts: RowCounts, *, advice: str | None) -> tu
     summary = replace(summary, mlflow_run_id=run.tracker.run_id)
     # A job that fails for its errors says so after the report.
     warning = None if reason else tell_high_share(totals.rows, findings.errors)
-    places = {"MLflow run": run.tracker.place, **({"Report": str(report)} if has_page else {})}
+    places = {**({"Report": str(report)} if has_page else {}), "MLflow run": run.tracker.place}
     _finish(job, summary, findings, places, warning=warning)
     return summary, reason
 
@@ -188,6 +190,15 @@ def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, 
     )
 
 
+def _findings(job: Job, totals: CommittedTotals) -> Findings:
+    """Read what the report shows of the rows. They are committed, so a failure costs a warning only."""
+    try:
+        return find_results(job.table, job.options, job.checked, totals)
+    except Exception as error:
+        job.terminal.warn(f"the report shows no rows: {cause_of(error)}")
+        return Findings(errors={code: (rows, "") for code, (rows, _) in totals.errors.items()})
+
+
 def _write(job: Job, path: Path, text: str) -> bool:
     """Write a file of the run's directory. The rows are committed, so a failure costs a warning only."""
     try:
@@ -214,7 +225,7 @@ def _finish(
 
 
 def _places(job: Job, places: Mapping[str, str]) -> dict[str, str]:
-    return {f"{job.table.format_name} table": job.table.name, **places, "Logs": str(job.options.log_dir)}
+    return {**places, "Logs": str(job.options.log_dir)}
 
 
 def _ended_by(counts: RowCounts, *, has_failed: bool) -> EndedBy:

@@ -17,7 +17,7 @@ from pipemax_spark.job.checks import check_engine
 from pipemax_spark.job.job import EngineCall, new_run_id
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import JobOptions
-from pipemax_spark.report.findings import shown_answer
+from pipemax_spark.report.sampled_rows import answer_of
 from pipemax_spark.report.side_by_side import TriedRow, print_rows
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.columns import prompt_text
@@ -215,7 +215,7 @@ def _annotated(requests: "DataFrame", plan: TaskPlan) -> "list[Row]":
 def _tried(row: "Row", questions: Iterable[str], *, began_unix_s: float) -> TriedRow:
     annotation = row[ANNOTATION]
     names = list(questions) or [ANNOTATION]
-    answers = {name: shown_answer(row[name])[1] for name in names}
+    answers = {name: answer_of(row[name])[1] for name in names}
     errors = {name: row[name]["error"] for name in names if row[name]["error"] is not None}
     is_cut = any("finish_reason" in row[name] and row[name]["finish_reason"] == "length" for name in names)
     return TriedRow(

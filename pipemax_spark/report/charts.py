@@ -29,8 +29,11 @@ _ENGINE_COLORS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
 )
+_INK = "currentColor"
 MOST_NAMED = 12
 """Maximum number of engines that a legend names."""
+_FEWEST_POINTS = 3
+_HISTOGRAM_WIDTH = 460
 MOST_STRIPS = 4
 """Maximum number of engines whose KV use gets its own panel."""
 
@@ -66,15 +69,22 @@ class TimeAxis:
 
 
 def charts_of(by_server: Mapping[str, EngineTrack]) -> dict[str, str]:
-    """Return the charts of the servers' tracks as SVG texts: ``rows``, ``tokens``, ``kv`` and ``steps``."""
+    """Return the charts of the servers' tracks as SVG texts: ``rows``, ``tokens``, ``kv`` and ``steps``.
+
+    A chart that would show next to nothing is left out, as all are of a run that took few seconds.
+    """
     tracks = list(by_server.values())
     time = TimeAxis.of(tracks)
-    return {
-        "rows": drawing([_rates(by_server, time, of_tokens=False)]),
-        "tokens": drawing([_rates(by_server, time, of_tokens=True)]),
-        "kv": drawing(_kv_use(tracks, time)),
-        "steps": drawing([_step_times(tracks, time)]),
-    }
+    charts = {}
+    if any(_num_above_0(track.rows_per_s(over_s=time.rate_window_s)) for track in tracks):
+        charts["rows"] = drawing([_rates(by_server, time, of_tokens=False)])
+    if any(_num_above_0(track.tokens_per_s(over_s=time.rate_window_s)) for track in tracks):
+        charts["tokens"] = drawing([_rates(by_server, time, of_tokens=True)])
+    if any(_num_above_0(track.kv_usage) for track in tracks):
+        charts["kv"] = drawing(_kv_use(tracks, time))
+    if sum(_num_above_0(track.measured_step_s) for track in tracks) >= _FEWEST_POINTS:
+        charts["steps"] = drawing([_step_times(tracks, time)])
+    return charts
 
 
 def picture_of(by_server: Mapping[str, EngineTrack]) -> str:
@@ -84,6 +94,25 @@ def picture_of(by_server: Mapping[str, EngineTrack]) -> str:
     title = f"Each engine's throughput, mean of {time.rate_window_s:.0f} s"
     rates = _rates(by_server, time, of_tokens=False, title=title)
     return drawing([rates, *_kv_use(tracks, time), _step_times(tracks, time, title="Step times")])
+
+
+def histogram(name: str, bins: Sequence[tuple[int, int, int]]) -> str:
+    """Return an SVG text of bins, each (least value, least value of the next bin, rows)."""
+    # A bin of one value is around its tick.
+    shift = 0.5 if bins[0][1] - bins[0][0] == 1 else 0.0
+    shifted = [(begin - shift, end - shift, float(rows)) for begin, end, rows in bins]
+    x = Axis(low=shifted[0][0], high=shifted[-1][1], label=name, is_whole=True)
+    most_rows = max(rows for _, _, rows in shifted)
+    y = Axis(low=0.0, high=round_up(most_rows), label="rows", is_whole=True)
+    panel = Panel(x, y, height=150, width=_HISTOGRAM_WIDTH)
+    panel.bars(shifted, _ENGINE_COLORS[0])
+    return drawing([panel])
+
+
+def _num_above_0(values: Sequence[float]) -> int:
+    """Return how many values are above 0, or 0 if they are too few for a line."""
+    number = sum(value > 0 for value in values)
+    return number if number >= _FEWEST_POINTS else 0
 
 
 def _rates(
@@ -117,15 +146,15 @@ def _kv_use(tracks: Sequence[EngineTrack], time: TimeAxis) -> list[Panel]:
             begin, end = time.of_seconds((begin_s, end_s))
             panel.band(begin, end, _color(phase))
         at = time.of_seconds(track.reported_s)
-        panel.line(at, [min(1.05, used) for used in track.kv_usage], "black")
+        panel.line(at, [min(1.05, used) for used in track.kv_usage], _INK)
         if not all(isnan(used) for used in track.host_kv_usage):
             used = [0.0 if isnan(share) else min(1.05, share) for share in track.host_kv_usage]
-            panel.line(at, used, "black", is_dashed=True)
+            panel.line(at, used, _INK, is_dashed=True)
         panels.append(panel)
     panels[-1].explain(
         [
-            Key("GPU KV", "black"),
-            Key("host KV, reserved", "black", is_dashed=True),
+            Key("GPU KV", _INK),
+            Key("host KV, reserved", _INK, is_dashed=True),
             *_phase_keys({phase for track in tracks for phase in track.phases}, is_area=True),
         ]
     )

@@ -1,8 +1,8 @@
-"""Draw panels with two axes, lines, bands and dots as SVG text, one below another.
+"""Draw panels with two axes, lines, bands, bars and dots as SVG text, one below another.
 
-Coordinates are pixels of a drawing that is ``WIDTH`` wide. Points that share a column or a place of pixels are drawn
-once, so that weeks of reports make a page of kilobytes. Nothing has an id: any drawings may share a page. This module
-knows nothing of engines.
+Coordinates are pixels of a drawing. Text and black lines are in ``currentColor``, which a page can set. Points that
+share a column or a place of pixels are drawn once, so that weeks of reports make a page of kilobytes. Nothing has an
+id: any drawings may share a page. This module knows nothing of engines.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ _TICK_STEPS = (1, 2, 5, 10)
 _MOST_TICKS = 6
 _DOT = 3
 """Pixels of a dot, and of the grid that dots are set on."""
-_STYLE = "font-family='system-ui, sans-serif' font-size='12' fill='#222'"
+_STYLE = "font-family='system-ui, sans-serif' font-size='12' color='#222' fill='currentColor'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class Axis:
     high: float
     label: str = ""
     is_log: bool = False
+    is_whole: bool = False
+    """Whether only whole numbers have a meaning."""
 
     def __post_init__(self) -> None:
         if not self.low < self.high or (self.is_log and self.low <= 0):
@@ -51,6 +53,7 @@ class Axis:
         rough = (self.high - self.low) / _MOST_TICKS
         unit = 10.0 ** floor(log10(rough))
         step = next(part * unit for part in _TICK_STEPS if part * unit >= rough * 0.999)
+        step = max(step, 1.0) if self.is_whole else step
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
@@ -76,8 +79,8 @@ class Key:
 class Panel:
     """One pair of axes. What is drawn later lies over what was drawn before."""
 
-    def __init__(self, x: Axis, y: Axis, *, height: int, title: str = "") -> None:
-        self._x, self._y, self._height, self._title = x, y, height, title
+    def __init__(self, x: Axis, y: Axis, *, height: int, title: str = "", width: int = WIDTH) -> None:
+        self._x, self._y, self._height, self._title, self.width = x, y, height, title, width
         self._shapes: list[str] = []
         self._keys: list[Key] = []
 
@@ -103,6 +106,15 @@ class Panel:
             "fill-opacity='0.35'/>"
         )
 
+    def bars(self, bars: Iterable[tuple[float, float, float]], color: str) -> None:
+        """Draw a bar from the floor for each (begin, end, value of y)."""
+        for begin, end, value in bars:
+            (left, top), (right, floor_y) = self._place(begin, value), self._place(end, self._y.low)
+            self._shapes.append(
+                f"<rect x='{left:.1f}' y='{top:.1f}' width='{max(0.5, right - left - 1):.1f}' "
+                f"height='{floor_y - top:.1f}' fill='{color}'/>"
+            )
+
     def dots(self, points: Iterable[tuple[float, float, str]]) -> None:
         """Draw a dot at each (x, y), in its colour."""
         by_color: dict[str, dict[tuple[int, int], None]] = {}
@@ -126,7 +138,7 @@ class Panel:
 
     def svg(self) -> str:
         """Return the panel's elements, its upper left corner at 0, 0."""
-        floor_y, right = _TOP + self._height, WIDTH - _RIGHT
+        floor_y, right = _TOP + self._height, self.width - _RIGHT
         parts = [*self._shapes, f"<path d='M{_LEFT} {_TOP}V{floor_y}H{right}' fill='none' stroke='#888'/>"]
         for tick in self._x.ticks():
             x = self._place(tick, self._y.low)[0]
@@ -148,14 +160,14 @@ class Panel:
         return "".join(parts)
 
     def _place(self, x: float, y: float) -> tuple[float, float]:
-        left = _LEFT + self._x.share(x) * (WIDTH - _LEFT - _RIGHT)
+        left = _LEFT + self._x.share(x) * (self.width - _LEFT - _RIGHT)
         return left, _TOP + (1 - self._y.share(y)) * self._height
 
     def _rows_of_keys(self) -> list[list[Key]]:
         rows: list[list[Key]] = []
-        left = float(WIDTH)
+        left = float(self.width)
         for key in self._keys:
-            if left + _key_width(key) > WIDTH - _LEFT:
+            if left + _key_width(key) > self.width - _LEFT:
                 rows.append([])
                 left = 0.0
             rows[-1].append(key)
@@ -165,13 +177,13 @@ class Panel:
 
 def drawing(panels: Sequence[Panel]) -> str:
     """Return an SVG document of the panels, one below another."""
-    parts, top = [], 0.0
+    parts, top, width = [], 0.0, max(panel.width for panel in panels)
     for panel in panels:
         parts.append(f"<g transform='translate(0 {top:g})'>{panel.svg()}</g>")
         top += panel.height
     return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {top:g}' {_STYLE}>"
-        f"<rect width='{WIDTH}' height='{top:g}' fill='#fff'/>{''.join(parts)}</svg>\n"
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {top:g}' {_STYLE}>"
+        f"<rect width='{width}' height='{top:g}' fill='#fff'/>{''.join(parts)}</svg>\n"
     )
 
 

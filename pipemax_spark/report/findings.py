@@ -3,11 +3,14 @@
 This module annotates nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from pipemax_spark.options import JobOptions
+from pipemax_spark.report.distributions import distributions_of
+from pipemax_spark.report.past_runs import past_runs
+from pipemax_spark.report.sampled_rows import RowSampler
 from pipemax_spark.report.summary import Accuracy, Findings
 from pipemax_spark.rows.annotated import ANNOTATION
 from pipemax_spark.rows.checked import Checked
@@ -15,10 +18,12 @@ from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
-_SHOWN_ROWS = 5
-_SHOWN_COLUMNS = 2
+_SHOWN_ROWS = 10
+_SHOWN_ERRORS = 3
+"""Rows shown of an error code."""
+_SHOWN_CODES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +102,35 @@ def _totals(rows: "DataFrame") -> CommittedTotals:
 def find_results(
     table: OutputTable, options: JobOptions, checked: Checked, totals: CommittedTotals | None
 ) -> Findings:
-    """Return the errors and a sample of this run, and the accuracy over all rows under the spec.
+    """Return errors, distributions and a sample of this run, the last runs, and the accuracy under the spec.
 
     ``totals`` is None if the run has committed nothing; then there is only the accuracy. Error rows count as wrong.
     Where no rows may be shown, there is no sample, and errors have no example.
     """
+    from pyspark.sql import functions as F  # noqa: N812
+
     gold = options.gold_column
     accuracy = None if gold is None else _accuracy(table, checked.spec.hash, gold)
     if totals is None:
         return Findings(accuracy=accuracy)
+    rows = _rows_of_run(table, checked.plan.run_id)
+    shown_errors = {code: (n, "" if options.no_sample else text) for code, (n, text) in totals.errors.items()}
+    findings = Findings(
+        errors=shown_errors,
+        accuracy=accuracy,
+        distributions=distributions_of(rows, options),
+        past_runs=past_runs(table),
+    )
     if options.no_sample:
-        return Findings(
-            errors={code: (rows, "") for code, (rows, _) in totals.errors.items()}, accuracy=accuracy
-        )
-    questions = [question.name for question in options.ask]
-    sample = _sample(_rows_of_run(table, checked.plan.run_id), checked.id_columns, gold, questions)
-    return Findings(errors=totals.errors, sample=sample, accuracy=accuracy)
+        return findings
+    sampler = RowSampler(rows, options, checked.id_columns)
+    error_rows = {
+        code: sampler.some(F.col(f"{ANNOTATION}.error.code") == code, max_rows=_SHOWN_ERRORS)
+        for code in [*totals.errors][:_SHOWN_CODES]
+    }
+    has_answers = totals.rows > totals.rows_error
+    sample = sampler.some(f"{ANNOTATION}.error IS NULL", max_rows=_SHOWN_ROWS) if has_answers else []
+    return replace(findings, error_rows=error_rows, sample=sample)
 
 
 def _rows_of_run(table: OutputTable, run_id: str) -> "DataFrame":
@@ -136,36 +154,3 @@ def _accuracy(table: OutputTable, spec_hash: str, gold_column: str) -> Accuracy:
         F.count_if(gold == answer.cast("string")).alias("right"), F.count(F.lit(1)).alias("rows")
     ).collect()
     return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])
-
-
-def _sample(
-    rows: "DataFrame", shown_columns: Sequence[str], gold_column: str | None, questions: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return rows with answers, or error rows only if there is nothing else."""
-    names = (
-        list(shown_columns)
-        or [name for name in rows.columns if name not in (ANNOTATION, *questions)][:_SHOWN_COLUMNS]
-    )
-    if gold_column is not None and gold_column not in names:
-        names.append(gold_column)
-    answers = list(questions) or [ANNOTATION]
-    chosen = rows.where(f"{ANNOTATION}.error IS NULL").limit(_SHOWN_ROWS).collect()
-    chosen = chosen or rows.limit(_SHOWN_ROWS).collect()
-    return [
-        {name: row[name] for name in names}
-        | {
-            f"{name}.{field}": shown if row[name]["error"] is None else f"({row[name]['error']['code']})"
-            for name in answers
-            for field, shown in [shown_answer(row[name])]
-        }
-        for row in chosen
-    ]
-
-
-def shown_answer(annotation: "Row") -> tuple[str, str]:
-    """Return the field of an annotation that holds the answer, and its text; of an embedding, only the beginning."""
-    field = next(name for name in ("text", "embedding", "label", "score") if name in annotation)
-    value = annotation[field]
-    if field == "embedding" and value is not None:
-        return field, f"[{', '.join(f'{number:.4g}' for number in value[:4])}, …] ({len(value)} values)"
-    return field, value if field == "text" else f"{value}"

@@ -1,14 +1,32 @@
 """Make the page of a run: one HTML file with everything in it, for a browser, a mail or MLflow.
 
-It shows the facts of the printed report, the time account as a bar with what to change, the charts, errors by code
-and a sample of rows. It loads nothing from elsewhere and runs no script. It knows nothing of how the charts were drawn.
+It begins with what the run has done: rows, answers, errors, time and cost, and what the output's last runs have done;
+then come some rows, how the answers are distributed, and where the engines' time went. What there is nothing to say of
+is left out. It loads nothing from elsewhere and runs no script. It knows nothing of how the engines' charts were
+drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from typing import Any
 
-from pipemax_spark.report.summary import Findings, Summary, facts_of, token_rate
+from pipemax_spark.report.charts import histogram
+from pipemax_spark.report.distributions import Choices, Distributions, Lengths
+from pipemax_spark.report.page_parts import (
+    STYLE,
+    breakable,
+    duration,
+    facts,
+    numbers_table,
+    share_bar,
+    text_block,
+    tiles,
+)
+from pipemax_spark.report.past_runs import PastRun
+from pipemax_spark.report.sampled_rows import SampledAnswer, SampledRow
+from pipemax_spark.report.summary import Findings, Summary, counted, facts_of, token_rate
 
 _CHARTS = {
     "rows": "Rows per second, each engine",
@@ -36,143 +54,254 @@ _PARTS = {
     "mixed": ("prefill and decode", "#8e6c8a", "This is the work itself."),
     "prefetch_stall": ("prefetch stall", "#b22222", "Raise num_batches by one in the engine config."),
     "drain": ("drain", "#c49c94", "Use larger tables for each job: at its end the longest answers are left."),
-    "no_engine": ("no engine", "#dddddd", "Spark's own start and the last commit: nothing to change."),
+    "no_engine": ("no engine", "#bbbbbb", "Spark's own start and the last commit: nothing to change."),
 }
 """Part of the time account → its name, its colour, and what to change if it is large."""
 _LARGE_SHARE = 0.1
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; }
-h1 { font-size: 1.4rem; margin: 0.2rem 0; } h2 { font-size: 1.05rem; margin: 1.6rem 0 0.4rem; }
-.tiles { display: flex; flex-wrap: wrap; gap: 0.6rem; margin: 0.8rem 0; }
-.tile { border: 1px solid #ddd; border-radius: 6px; padding: 0.4rem 0.8rem; }
-.tile b { display: block; font-size: 1.25rem; } .tile span { color: #666; font-size: 0.85rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; } td, th { text-align: left; vertical-align: top; }
-td, th { border-bottom: 1px solid #e5e5e5; padding: 0.2rem 0.8rem 0.2rem 0; } td { overflow-wrap: anywhere; }
-td.n { white-space: nowrap; } .bar { display: flex; height: 1.6rem; border-radius: 4px; overflow: hidden; }
-.key { display: inline-block; width: 0.8rem; height: 0.8rem; border-radius: 2px; margin-right: 0.4rem; }
-.chart svg { width: 100%; height: auto; } .warning { background: #fff3cd; border-radius: 6px; padding: 0.5rem 0.8rem; }
-"""
+_SMALL_SHARE = 0.0005
+_MOST_CHOICES = 24
+_MOST_BINS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a run was, for the head of its page."""
+
+    run_id: str
+    input: str
+    """The table with its version, if it has one."""
+    prompt: str
+    """The template, or the column that holds the prompt."""
+    system: str | None = None
+    model: str
+    versions: str
+    """Names and versions of what ran."""
+    started: datetime
+    ended: datetime
+    """With a time zone, as ``started``."""
 
 
 def report_page(
+    run: RunFacts,
     summary: Summary,
     findings: Findings,
     places: Mapping[str, str],
     charts: Mapping[str, str],
     *,
-    run_id: str,
     price_per_hour: float | None,
 ) -> str:
     """Return the page. ``charts`` are SVG texts by name; a chart that is missing is left out."""
-    title = f"PipeMax run {run_id}"
+    all_facts = [*facts_of(summary, findings, price_per_hour), *places.items(), ("Run", run.run_id)]
     parts = [
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>",
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>PipeMax run {escape(run.run_id)}</title>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<link rel='icon' href='data:,'><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1><div>{escape(summary.output)}</div>",
-        _tiles(summary, price_per_hour),
-        _time_account(summary.time_account_s),
-        *(
-            f"<h2>{escape(title)}</h2><div class='chart'>{charts[name]}</div>"
-            for name, title in _CHARTS.items()
-            if name in charts
-        ),
+        f"<link rel='icon' href='data:,'><style>{STYLE}</style></head><body>",
+        f"<h1>{counted(summary.rows_out, 'row')} in {duration(summary.seconds)}</h1>",
+        f"<div>{breakable(summary.output)}</div>",
+        _tiles(summary, findings, price_per_hour),
+        _about(run),
         _errors(findings),
-        _policies(summary.policies),
-        _sample(findings.sample),
+        _past_runs(findings.past_runs, run.run_id),
+        _sample(findings.sample, summary),
+        _distributions(findings.distributions),
+        _engines(summary, charts),
         "<h2>All facts</h2>",
-        _table(
-            [
-                (name.strip(), value)
-                for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]
-            ]
-        ),
+        facts((name.strip(), text) for name, text in all_facts),
         "</body></html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _tiles(summary: Summary, price_per_hour: float | None) -> str:
-    tiles = [
-        (f"{summary.rows_out:,}", "rows out"),
+def _tiles(summary: Summary, findings: Findings, price_per_hour: float | None) -> str:
+    answers = summary.rows_out - summary.rows_error
+    shown = [
+        (f"{summary.rows_out:,}", "rows"),
+        (f"{answers:,}", "answers"),
         (f"{summary.rows_error:,}", "error rows"),
-        (f"{summary.rows_per_s:,.1f}", "rows/s with start-up"),
-        (f"{summary.working_rows_per_s:,.1f}", "rows/s at work"),
-        token_rate(summary),
-        (_duration(summary.seconds), "from the first chunk on"),
-        (f"{summary.engines}", "engines" if summary.engines != 1 else "engine"),
     ]
+    if findings.accuracy is not None and findings.accuracy.rows:
+        share = findings.accuracy.right / findings.accuracy.rows
+        shown.append((f"{share:.1%}", f"as in column {findings.accuracy.column}"))
+    shown.append((duration(summary.seconds), "from the first chunk on"))
     if price_per_hour is not None:
-        tiles.append((f"{summary.seconds / 3600 * price_per_hour:,.2f}", "cost"))
-    made = (
-        f"<div class='tile'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles
+        shown.append((f"{summary.seconds / 3600 * price_per_hour:,.2f}", "cost"))
+    if summary.rows_left:
+        shown.append((f"{summary.rows_left:,}", "rows left"))
+    return tiles(shown)
+
+
+def _about(run: RunFacts) -> str:
+    named = [("Input", run.input), ("Prompt", run.prompt)]
+    if run.system:
+        named.append(("System message", run.system))
+    named += [
+        ("Model", run.model),
+        ("Versions", run.versions),
+        ("Start", f"{run.started:%Y-%m-%d %H:%M:%S %Z}"),
+        ("End", f"{run.ended:%Y-%m-%d %H:%M:%S %Z}"),
+    ]
+    return facts(named)
+
+
+def _errors(findings: Findings) -> str:
+    if not findings.errors:
+        return ""
+    parts = ["<h2>Errors</h2>"]
+    for code, (rows, message) in findings.errors.items():
+        parts.append(f"<h3 class='bad'>{escape(code)}: {counted(rows, 'row')}</h3>")
+        examples = findings.error_rows.get(code, ())
+        parts += map(_row, examples)
+        if message and not examples:
+            parts.append(text_block("an example", message, is_bad=True))
+    return "".join(parts)
+
+
+def _past_runs(runs: Sequence[PastRun], run_id: str) -> str:
+    if not runs:
+        return ""
+    head = ("start, UTC", "rows", "errors", "of rows", "time", "rows/s", "read per row", "generated per row")
+    rows = [
+        (
+            f"{run.started:%Y-%m-%d %H:%M}",
+            f"{run.rows:,}",
+            f"{run.rows_error:,}",
+            f"{run.rows_error / run.rows:.1%}",
+            duration(run.seconds),
+            f"{run.rows / run.seconds:,.1f}" if run.seconds else "",
+            f"{run.prompt_tokens / run.rows_answered:,.1f}" if run.rows_answered else "",
+            f"{run.completion_tokens / run.rows_answered:,.1f}" if run.rows_answered else "",
+        )
+        for run in runs
+    ]
+    here = next((number for number, run in enumerate(runs) if run.run_id == run_id), None)
+    less_important = ("of rows", "rows/s", "read per row", "generated per row")
+    return (
+        "<h2>The last runs</h2>"
+        + numbers_table(head, rows, less_important=less_important, bold_row=here)
+        + "<p class='soft'>Rows that the output holds of each run. Time is from the run's start to its last answer; "
+        "tokens are per answered row.</p>"
     )
-    return f"<div class='tiles'>{''.join(made)}</div>"
+
+
+def _sample(sample: Sequence[SampledRow], summary: Summary) -> str:
+    if not sample:
+        return ""
+    answers = summary.rows_out - summary.rows_error
+    title = "All rows with answers" if len(sample) >= answers else f"{len(sample)} of the rows with answers"
+    note = (
+        "" if len(sample) >= answers else "<p class='soft'>The first of the table, not drawn at random.</p>"
+    )
+    return f"<h2>{title}</h2>{note}{''.join(map(_row, sample))}"
+
+
+def _row(row: SampledRow) -> str:
+    named = [*row.columns.items(), *([] if row.truth is None else [("truth", row.truth)])]
+    head = " · ".join(
+        f"<span class='soft'>{escape(name)}</span> {breakable(_cut(value))}" for name, value in named
+    )
+    prompt = "" if row.prompt is None else text_block("prompt", row.prompt.text, left_out=row.prompt.left_out)
+    answers = "".join(map(_answer, row.answers))
+    pair = f"<div class='pair'>{prompt}<div>{answers}</div></div>" if prompt else answers
+    return f"<div class='row'><div>{head}</div>{pair}</div>"
+
+
+def _answer(answer: SampledAnswer) -> str:
+    name = answer.name
+    if answer.probability is not None:
+        name += f", probability {answer.probability:.2f}"
+    shown = ""
+    if answer.answer is not None:
+        shown = text_block(name, answer.answer.text, left_out=answer.answer.left_out)
+    if answer.error is not None:
+        code, message = answer.error
+        shown += text_block(code, message[:1_000], left_out=max(0, len(message) - 1_000), is_bad=True)
+    return shown
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= 200 else f"{value[:200]}… ({len(value) - 200:,} more characters)"
+
+
+def _distributions(distributions: Distributions) -> str:
+    if not distributions.choices and not distributions.lengths:
+        return ""
+    lengths = "".join(map(_lengths, distributions.lengths))
+    return (
+        "<h2>How the answers are distributed</h2>"
+        + "".join(map(_choices, distributions.choices))
+        + (f"<div class='charts'>{lengths}</div>" if lengths else "")
+    )
+
+
+def _choices(choices: Choices) -> str:
+    total = sum(choices.rows.values())
+    shown = [*choices.rows.items()][:_MOST_CHOICES]
+    highest = shown[0][1]
+    rows = "".join(
+        f"<tr><td>{breakable(_cut(choice))}</td><td class='n'>{rows:,}</td><td class='n'>{rows / total:.1%}</td>"
+        f"<td>{share_bar(rows / highest)}</td></tr>"
+        for choice, rows in shown
+    )
+    left = len(choices.rows) - len(shown)
+    rest = f"<p class='soft'>and {counted(left, 'other choice')}</p>" if left else ""
+    return f"<h3>{escape(choices.name)}</h3><table>{rows}</table>{rest}"
+
+
+def _lengths(lengths: Lengths) -> str:
+    low, high = min(lengths.rows), max(lengths.rows)
+    if low == high:
+        text = f"{low:,} in each row"
+    else:
+        text = f"median {lengths.quantile(0.5):,}, 95 % of the rows up to {lengths.quantile(0.95):,}, at most {high:,}"
+    bins = lengths.bins(_MOST_BINS)
+    chart = f"<div class='chart'>{histogram(lengths.name, bins)}</div>" if len(bins) > 1 else ""
+    return f"<div><h3>{escape(lengths.name.capitalize())}</h3><p>{escape(text)}</p>{chart}</div>"
+
+
+def _engines(summary: Summary, charts: Mapping[str, str]) -> str:
+    account = _time_account(summary.time_account_s)
+    drawn = "".join(
+        f"<h3>{escape(title)}</h3><div class='chart wide scroll'>{charts[name]}</div>"
+        for name, title in _CHARTS.items()
+        if name in charts
+    )
+    if not account and not drawn:
+        return ""
+    rates = tiles(
+        [
+            (f"{summary.engines}", "engine" if summary.engines == 1 else "engines"),
+            (f"{summary.rows_per_s:,.1f}", "rows/s with start-up"),
+            (f"{summary.working_rows_per_s:,.1f}", "rows/s at work"),
+            token_rate(summary),
+        ]
+    )
+    return f"<h2>Where the engines' time went</h2>{rates}{account}{_policies(summary.policies)}{drawn}"
 
 
 def _time_account(account: Mapping[str, float]) -> str:
     total_s = sum(account.values())
     if total_s <= 0:
         return ""
-    bar, rows = [], []
+    bar, rows, changes = [], [], []
     for part, seconds in account.items():
         name, color, change = _PARTS.get(part, (part.replace("_", " "), "#999999", ""))
         share = seconds / total_s
-        if share < 0.0005:
+        if share < _SMALL_SHARE:
             continue
         bar.append(
             f"<div style='width:{share:.2%};background:{color}' title='{escape(name)} {share:.1%}'></div>"
         )
         rows.append(
-            f"<tr><td class='n'><span class='key' style='background:{color}'></span>{escape(name)}</td>"
-            f"<td class='n'>{share:.1%}</td><td class='n'>{escape(_duration(seconds))}</td>"
-            f"<td>{escape(change if share >= _LARGE_SHARE else '')}</td></tr>"
+            f"<tr><td class='part'><span class='key' style='background:{color}'></span>{escape(name)}</td>"
+            f"<td class='n'>{share:.1%}</td><td class='n'>{escape(duration(seconds))}</td></tr>"
         )
-    head = "<tr><th></th><th>share</th><th>time of all engines</th><th>what to change</th></tr>"
-    return (
-        f"<h2>Where the engines' time went</h2><div class='bar'>{''.join(bar)}</div>"
-        f"<div class='scroll'><table>{head}{''.join(rows)}</table></div>"
-    )
-
-
-def _errors(findings: Findings) -> str:
-    if not findings.errors:
-        return ""
-    rows = [(code, f"{rows:,}", message) for code, (rows, message) in findings.errors.items()]
-    return "<h2>Errors</h2>" + _table(rows, head=("code", "rows", "an example"))
+        if change and share >= _LARGE_SHARE:
+            changes.append((name, change))
+    head = "<tr><th></th><th class='n'>share</th><th class='n'>time</th></tr>"
+    advice = f"<h3>What to change</h3>{facts(changes)}" if changes else ""
+    return f"<div class='bar'>{''.join(bar)}</div><table>{head}{''.join(rows)}</table>{advice}"
 
 
 def _policies(policies: Sequence[Mapping[str, Any]]) -> str:
-    if not policies:
-        return ""
-    rows = [(str(policy.get("chosen", "")), str(policy.get("reason", ""))) for policy in policies]
-    return "<h2>Policy</h2>" + _table(rows)
-
-
-def _sample(sample: Sequence[Mapping[str, Any]]) -> str:
-    if not sample:
-        return ""
-    names = list(sample[0])
-    return "<h2>Some rows</h2>" + _table(
-        [tuple(_text(row[name]) for name in names) for row in sample], head=names
-    )
-
-
-def _table(rows: Sequence[Sequence[str]], *, head: Sequence[str] = ()) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class='scroll'><table>{f'<tr>{top}</tr>' if top else ''}{body}</table></div>"
-
-
-def _text(value: object) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= 300 else text[:299] + "…"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+    named = [(str(policy.get("chosen", "")), str(policy.get("reason", ""))) for policy in policies]
+    return f"<h3>Policy</h3>{facts(named)}" if named else ""

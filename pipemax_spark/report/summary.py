@@ -10,14 +10,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipemax_spark.report.distributions import Distributions
 from pipemax_spark.report.engine_rates import describe_engine
+from pipemax_spark.report.past_runs import PastRun
 from pipemax_spark.report.replica_totals import describe_replica
+from pipemax_spark.report.sampled_rows import SampledAnswer, SampledRow
 from pipemax_spark.report.time_accounts import describe_account, working_seconds
 from pipemax_spark.request.error_limits import such_as
+from pipemax_spark.rows.annotated import ANNOTATION
 
 _TEXT_WIDTH = 60
 _LABEL_WIDTH = 19
-_SHOWN_ENGINES = 16
+_SHOWN_ENGINES, _SHOWN_ROWS = 16, 5
+_TOLD_DRAIN = 0.05
+"""Share of the engines' time from which on the drain has a line of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +108,7 @@ class Summary:
         return f"<table>{''.join(cells)}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        facts = [*facts_of(self, Findings(), None), (f"{self.output_format} table", self.output)]
+        facts = facts_of(self, Findings(), None)
         return facts if self.mlflow_run_id is None else [*facts, ("MLflow run", self.mlflow_run_id)]
 
 
@@ -121,8 +127,13 @@ class Findings:
 
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Code → (rows, an example's message, or no text to show none)."""
-    sample: Sequence[Mapping[str, Any]] = ()
-    """Annotated rows: what to show of each, by column."""
+    error_rows: Mapping[str, Sequence[SampledRow]] = field(default_factory=dict)
+    """Code → some of its rows."""
+    sample: Sequence[SampledRow] = ()
+    """Some rows with answers."""
+    distributions: Distributions = field(default_factory=Distributions)
+    past_runs: Sequence[PastRun] = ()
+    """The last runs that the output holds rows of, this one among them, the latest first; empty for a first run."""
     accuracy: Accuracy | None = None
     advice: str | None = None
     """A change that would make the next run faster."""
@@ -138,9 +149,10 @@ def print_report(
     warning: str | None = None,
 ) -> None:
     """Print the report. ``places`` says where things are: name → path or URL; ``warning`` is its last line."""
-    if findings.sample:
+    error_rows = [row for rows in findings.error_rows.values() for row in rows]
+    if shown := (findings.sample or error_rows)[:_SHOWN_ROWS]:
         console.print()
-        console.print(_sample_table(findings.sample))
+        console.print(_sample_table(shown))
     console.print()
     for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]:
         # Never wrapped, because people copy the paths.
@@ -152,11 +164,14 @@ def print_report(
 
 def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
     """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
-    facts = [("Rows in", f"{summary.rows_in:,}")]
-    if summary.rows_skipped:
-        facts.append(("Done earlier", f"{summary.rows_skipped:,}"))
-    facts.append(("Rows out", f"{summary.rows_out:,}"))
-    facts.append(("  with errors", f"{summary.rows_error:,}"))
+    took = f" in {summary.seconds:,.1f} s" if summary.rows_out else ""
+    where = f"the {summary.output_format} table {summary.output}"
+    facts = [("Done", f"{counted(summary.rows_out, 'row')}{took}; the answers are in {where}")]
+    if summary.rows_in != summary.rows_out:
+        earlier = f", {summary.rows_skipped:,} of them done earlier" if summary.rows_skipped else ""
+        facts.append(("Rows in", f"{summary.rows_in:,}{earlier}"))
+    if summary.rows_error:
+        facts.append(("  with errors", f"{summary.rows_error:,}"))
     facts += [
         (f"    {code}", f"{rows:,}{such_as(message)}") for code, (rows, message) in findings.errors.items()
     ]
@@ -182,6 +197,8 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
             "" if summary.reasoning_tokens is None else f", {summary.reasoning_tokens:,} of them for thinking"
         )
         tokens = f"{summary.prompt_tokens:,} read, {summary.completion_tokens:,} generated{thinking}"
+        if summary.prefix_cache_hit_rate is not None:
+            tokens += f"; {summary.prefix_cache_hit_rate:.1%} of the prompts' were in the prefix cache"
         facts.append(("Tokens", tokens))
         if summary.rows_retried is not None:
             attempts = f"{summary.rows_retried:,} rows tried again, {summary.extra_attempts:,} extra attempts"
@@ -194,15 +211,12 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
                 f"start of the first chunk; {summary.working_rows_per_s:,.1f} rows/s at work",
             )
         )
-    if summary.prefix_cache_hit_rate is not None:
-        rate = f"{summary.prefix_cache_hit_rate:.1%} of the prompt tokens were found in it"
-        facts.append(("Prefix cache", rate))
     if findings.advice is not None:
         facts.append(("Worth a try", findings.advice))
     if summary.time_account_s:
         facts.append(("Engine time", describe_account(summary.time_account_s)))
         drain_s, total_s = summary.time_account_s.get("drain", 0.0), sum(summary.time_account_s.values())
-        if summary.drain_at_full_rate_s is not None and drain_s >= total_s / 200:
+        if summary.drain_at_full_rate_s is not None and drain_s >= _TOLD_DRAIN * total_s:
             facts.append(
                 (
                     "Drain",
@@ -243,19 +257,40 @@ def _engines(summary: Summary) -> list[tuple[str, str]]:
     return facts
 
 
-def _sample_table(sample: Sequence[Mapping[str, Any]]) -> Table:
-    title = f"{len(sample)} annotated row{'' if len(sample) == 1 else 's'}"
-    table = Table(title=title, title_justify="left", show_lines=False)
-    names = list(sample[0])
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun, in the plural unless it is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _sample_table(sample: Sequence[SampledRow]) -> Table:
+    table = Table(
+        title=counted(len(sample), "annotated row"), title_justify="left", highlight=False, show_lines=False
+    )
+    shown = [
+        dict(row.columns)
+        | ({} if row.truth is None else {"truth": row.truth})
+        | {name: text for answer in row.answers for name, text in _cells(answer).items()}
+        for row in sample
+    ]
+    names = list(dict.fromkeys(name for cells in shown for name in cells))
     for name in names:
         table.add_column(name, overflow="fold", max_width=_TEXT_WIDTH)
-    for row in sample:
-        table.add_row(*(Text(_short(row[name])) for name in names))
+    for cells in shown:
+        table.add_row(*(Text(_short(cells.get(name, ""))) for name in names))
     return table
 
 
-def _short(value: object) -> str:
-    text = "" if value is None else " ".join(str(value).split())
+def _cells(answer: SampledAnswer) -> dict[str, str]:
+    text = "" if answer.answer is None else answer.answer.text
+    cells = {answer.name: text if answer.error is None else f"({answer.error[0]})"}
+    if answer.probability is not None:
+        of_question = answer.name.rpartition(".")[0].removeprefix(ANNOTATION)
+        cells[f"{of_question} probability".strip()] = f"{answer.probability:.2f}"
+    return cells
+
+
+def _short(value: str) -> str:
+    text = " ".join(value.split())
     return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"
 
 

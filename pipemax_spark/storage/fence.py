@@ -36,7 +36,7 @@ six, a node that is ten times slower than the others costs the others no time (`
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _RECENT_COMMITS = 100
-_CLAIM_NOTE = "pipemax claim by run "
+_CLAIM_NOTE, _RUN_NOTE = "pipemax claim by run ", "pipemax run "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Claim:
 
 def note_prefix(run_id: str) -> str:
     """Return how the notes of all chunks of a run begin; the chunk's number follows."""
-    return f"pipemax run {run_id} chunk "
+    return f"{_RUN_NOTE}{run_id} chunk "
 
 
 def is_claim(note: str) -> bool:
@@ -161,5 +161,12 @@ def recovered_by(table: OutputTable, run_id: str) -> list[str]:
     return [note.removeprefix(prefix) for note in table.notes(prefix, since_version=since_version)]
 
 
+def recent_runs(table: OutputTable) -> list[str]:
+    """Return the runs that have committed rows, the latest first, as far as the table's last commits tell."""
+    since_version = max(0, table.version() - _RECENT_COMMITS)
+    notes = table.notes(_RUN_NOTE, since_version=since_version)
+    return list(dict.fromkeys(note.removeprefix(_RUN_NOTE).partition(" ")[0] for note in notes))
+
+
 def _recovery_prefix(run_id: str) -> str:
-    return f"pipemax run {run_id} recovers run "
+    return f"{_RUN_NOTE}{run_id} recovers run "

@@ -77,7 +77,7 @@ def test_the_notebook_runs_the_job_plots_its_results_and_stops_its_engine(
     }
     names = run(REPOSITORY / "notebooks" / "annotate.ipynb", parameters)
     assert (names["summary"].rows_out, names["summary"].rows_error) == (60, 0)
-    assert "Rows out" in names["summary"]._repr_html_()
+    assert "60 rows in" in names["summary"]._repr_html_()
     rows = names["labelled"].collect()
     assert len(rows) == len({row["package"] for row in rows}) == 60
     assert all(row["annotation"]["parsed"]["section"] for row in rows)

@@ -95,7 +95,7 @@ def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: 
     run.write_input([(1, "fine"), (2, None), (3, "fine too")])
     with pytest.raises(JobFailedError, match=r"a row in .* failed with empty_prompt.*--retry-errors"):
         run.run(id_columns=("id",), on_error=OnError.FAIL)
-    assert " ".join(run.printed.split()).count("Rows out 1 ") == 1, "the report is printed all the same"
+    assert " ".join(run.printed.split()).count("Done 1 row in ") == 1, "the report is printed all the same"
 
 
 @pytest.mark.long  # a whole job after the refusal

@@ -1,9 +1,12 @@
 """The page of a run, as text and in a browser."""
 
+import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from html import escape
 from html.parser import HTMLParser
 from math import sin
 from pathlib import Path
@@ -12,9 +15,12 @@ import pytest
 
 from pipemax.wire import JobStats
 from pipemax_spark.report.charts import TimeAxis, charts_of
+from pipemax_spark.report.distributions import Choices, Distributions, Lengths
 from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
 from pipemax_spark.report.metric_names import SHOWN_METRICS, run_metric, total_metric
-from pipemax_spark.report.report_page import report_page
+from pipemax_spark.report.past_runs import PastRun, started_at
+from pipemax_spark.report.report_page import RunFacts, report_page
+from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
 from pipemax_spark.report.summary import Findings, Summary
 from tests.fakes.server_reports import server_report
 
@@ -30,9 +36,55 @@ SUMMARY = Summary(
     completion_tokens=90,
     time_account_s={"start_up": 20.0, "prefill": 30.0, "decode": 149.0, "prefetch_stall": 1.0},
 )
+SCRIPT = "<script>alert(1)</script>"
+RUN = RunFacts(
+    run_id="20261127T151833-58640db4",
+    input=f"main.support.tickets {SCRIPT}",
+    prompt=f"Summarise: {{body}} {SCRIPT}",
+    system=SCRIPT,
+    model="org/name",
+    versions="PipeMax 0.1.0, Spark 4.2.0",
+    started=datetime(2026, 11, 27, 15, 18, 33, tzinfo=UTC),
+    ended=datetime(2026, 11, 28, 11, 20, tzinfo=UTC),
+)
+
+
+def sampled(number: int, *, error: tuple[str, str] | None = None) -> SampledRow:
+    answer = SampledAnswer(
+        name="annotation.text",
+        answer=None if error else Excerpt.of(f"answer {number} {SCRIPT}"),
+        error=error,
+        probability=None if error else 0.875,
+    )
+    prompt = Excerpt(text=f"{SCRIPT} prompt {number} " + "of several words " * 50, left_out=4_321)
+    return SampledRow(
+        columns={"id": f"{number}", SCRIPT: SCRIPT}, truth=SCRIPT, prompt=prompt, answers=[answer]
+    )
+
+
 FINDINGS = Findings(
     errors={"response_format": (2, "not <b>JSON</b>")},
-    sample=[{"id": 1, "text": "a <script>alert(1)</script>"}],
+    error_rows={"response_format": [sampled(0, error=("response_format", "not <b>JSON</b>"))]},
+    sample=[sampled(number) for number in range(1, 11)],
+    distributions=Distributions(
+        choices=[Choices(name="annotation.parsed.section", rows={SCRIPT: 5, "devel": 2})],
+        lengths=[
+            Lengths(name="prompt tokens", rows={3: 1, 80: 5, 200: 1}),
+            Lengths(name="generated tokens", rows={7: 7}),
+        ],
+    ),
+    past_runs=[
+        PastRun(
+            run_id=run_id,
+            started=started_at(run_id),
+            seconds=72_000.0,
+            rows=9,
+            rows_error=2,
+            prompt_tokens=700,
+            completion_tokens=90,
+        )
+        for run_id in (RUN.run_id, "20261126T151833-11111111")
+    ],
 )
 
 
@@ -62,11 +114,11 @@ def tracks_of(seconds: int, *, engines: int = 1, is_calibrated: bool = True) -> 
 
 def page_of(tracks: EngineTracks) -> str:
     charts = charts_of(tracks.by_server)
-    return report_page(SUMMARY, FINDINGS, {"Logs": "/logs"}, charts, run_id="r1", price_per_hour=10.0)
+    return report_page(RUN, SUMMARY, FINDINGS, {"Logs": "/logs"}, charts, price_per_hour=10.0)
 
 
 def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
-    page = page_of(tracks_of(60, engines=3))
+    page = page_of(tracks_of(60, engines=3)).replace("<wbr>", "")
     for expected in (
         "main.support.labelled",
         "20 h 00 min",
@@ -77,6 +129,9 @@ def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
     ):
         assert expected in page, expected
     assert "not &lt;b&gt;JSON&lt;/b&gt;" in page
+    assert "answer 10 &lt;script&gt;alert(1)" in page
+    assert "prompt, without its last 4,321 characters" in page
+    assert "probability 0.88" in page
     assert "<script" not in page
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page), "nothing is loaded from elsewhere"
     assert not re.search(r"\bid=", page), "the drawings share no ids"
@@ -109,28 +164,54 @@ class _Title(HTMLParser):
             self.text += data
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
-@pytest.mark.parametrize(
-    ("seconds", "width"),
-    [
-        (60, 1280),
-        (72_000, 420),
-        pytest.param(60, 420, marks=pytest.mark.long),
-        pytest.param(72_000, 1280, marks=pytest.mark.long),
-    ],
-)
-def test_a_browser_shows_the_page_without_errors_and_without_scrolling_sideways(
-    tmp_path: Path, seconds: int, width: int
-) -> None:
-    page = page_of(tracks_of(seconds, engines=3))
-    measure = "<script>document.title = document.documentElement.scrollWidth + ' ' + innerWidth</script>"
-    (tmp_path / "page.html").write_text(page.replace("</body>", f"{measure}</body>"), encoding="utf-8")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """How a browser shows a page."""
+
+    width: int
+    """Of its content, in pixels."""
+    broken: list[str]
+    """Words that stand on two lines."""
+    empty: list[str]
+    """Headings with nothing below them."""
+    is_dark: bool
+
+
+LOOK = """
+const frame = document.querySelector('iframe'), page = frame.contentDocument, broken = [], empty = [];
+const texts = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  for (const word of texts.currentNode.data.matchAll(/[\\p{L}\\p{N}]+/gu)) {
+    const range = page.createRange();
+    range.setStart(texts.currentNode, word.index);
+    range.setEnd(texts.currentNode, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map(rect => Math.round(rect.top))).size > 1) broken.push(word[0]);
+  }
+}
+for (const heading of page.querySelectorAll('h2, h3')) {
+  const next = heading.nextElementSibling;
+  if (!next || next.tagName <= heading.tagName && next.tagName[0] == 'H' || !next.getBoundingClientRect().height)
+    empty.push(heading.textContent);
+}
+const light = color => color.match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0);
+const style = frame.contentWindow.getComputedStyle(page.body);
+const is_dark = light(style.backgroundColor) < light(style.color);
+document.title = JSON.stringify({width: page.documentElement.scrollWidth, broken, empty, is_dark});
+"""
+
+
+def shown_by_browser(directory: Path, page: str, *, width: int, is_dark: bool = False) -> Shown:
+    """Have the browser show the page in a frame, which may be narrower than a browser's windows are."""
     assert BROWSER is not None
+    frame = f"<iframe width={width} height=900 style='border:0' srcdoc='{escape(page)}'></iframe>"
+    look = f"<script>addEventListener('load', () => {{ {LOOK} }})</script>"
+    (directory / "frame.html").write_text(f"<!doctype html>{frame}{look}", encoding="utf-8")
     shown = subprocess.run(
         [
             *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom"),
-            (tmp_path / "page.html").as_uri(),
+            *(f"--user-data-dir={directory / 'profile'}", "--window-size=1400,900", "--dump-dom"),
+            *(["--blink-settings=preferredColorScheme=0"] if is_dark else []),
+            (directory / "frame.html").as_uri(),
         ],
         capture_output=True,
         text=True,
@@ -139,10 +220,30 @@ def test_a_browser_shows_the_page_without_errors_and_without_scrolling_sideways(
     )
     assert "CONSOLE" not in shown.stderr
     title = _Title()
-    title.feed(shown.stdout)
-    content, window = map(int, title.text.split())
-    assert content <= max(window, width), f"the page is {content} wide in a window of {window}"
-    assert shown.stdout.count("<svg") == 4
+    title.feed(shown.stdout.rpartition("<title>")[1] + shown.stdout.rpartition("<title>")[2])
+    return Shown(**json.loads(title.text))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
+@pytest.mark.parametrize(
+    ("seconds", "width", "is_dark"),
+    [
+        (60, 1280, True),
+        (72_000, 390, False),
+        pytest.param(60, 390, True, marks=pytest.mark.long),
+        pytest.param(72_000, 1280, False, marks=pytest.mark.long),
+    ],
+)
+def test_a_browser_shows_the_page_without_broken_words_or_scrolling_sideways(
+    tmp_path: Path, seconds: int, width: int, is_dark: bool
+) -> None:
+    page = page_of(tracks_of(seconds, engines=3))
+    shown = shown_by_browser(tmp_path, page, width=width, is_dark=is_dark)
+    assert shown.width <= width
+    assert shown.broken == []
+    assert shown.empty == []
+    assert shown.is_dark is is_dark
+    assert page.count("<svg xmlns") == 5, "four charts, and the histogram of what differs in length"
 
 
 def test_metrics_come_in_groups() -> None:
