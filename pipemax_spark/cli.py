@@ -153,10 +153,10 @@ def try_prompt(
 ) -> None:
     """Try a prompt on the first rows of a table, and see prompt and answer side by side.
 
-    Takes the options of [b]pipemax annotate[/b], and writes nothing: those about the output are ignored. Spark and the
+    Takes the options of `pipemax annotate`, and writes nothing: those about the output are ignored. Spark and the
     engine run on this machine. The engine stays for one template after the other, until Ctrl-D, and then ends.
 
-    [b]Examples[/b]
+    Examples:
 
     pipemax try tickets.parquet --model org/name --template "Summarise: {body}" --max-tokens 100
 
