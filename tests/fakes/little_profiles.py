@@ -14,7 +14,7 @@ def little_options(directory: Path) -> list[str]:
     node = json.loads(json.dumps(asdict(load_node("rtx5090x8")))) | {
         "name": "little"
     }  # lists for YAML, not tuples
-    node["gpu"]["memory_bytes"] = 7e9
+    node["gpu"]["memory_bytes"] = 6.5e9
     model = read_preset("models", "llama2-70b") | {"name": "little", "num_layers": 16}
     (directory / "node.yaml").write_text(yaml.safe_dump(node))
     (directory / "model.yaml").write_text(yaml.safe_dump(model))

@@ -1,6 +1,8 @@
 """``pipemax plan-capacity``: estimate a table's hours and cost on nodes, for every layout and policy."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,13 +27,33 @@ from pipemax.domain.specs import KvCacheDtype
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipemax.domain.specs import NodeSpec
+    from pipemax.domain.specs import ModelSpec, NodeSpec
     from pipemax.domain.workload import WorkloadSpec
     from pipemax.policy.capacity import CapacityOption, CapacityPlan
 
 _GB = 1e9
 
-Rows = Annotated[int, typer.Option(min=1, rich_help_panel=ROWS_PANEL, help="Rows of the table.")]
+_MULTIPLES = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000, "g": 1_000_000_000}
+
+
+def count_of_rows(text: str) -> int:
+    """Return a number of rows such as ``250000``, ``250k``, ``1.5M`` or ``2B``. Raise ``BadParameter`` for others."""
+    match = re.fullmatch(r"([\d_,]*\.?\d+)\s*([kmbg]?)", text.strip().lower())
+    rows = float(match[1].replace(",", "").replace("_", "")) * _MULTIPLES[match[2]] if match else 0.0
+    if rows < 1 or rows != int(rows):
+        raise typer.BadParameter(f"{text!r} is no number of rows: 250000, 250k, 1M and 2B are")
+    return int(rows)
+
+
+Rows = Annotated[
+    int,
+    typer.Option(
+        parser=count_of_rows,
+        metavar="ROWS",
+        rich_help_panel=ROWS_PANEL,
+        help="Rows of the table: 250000, 250k, 1M, 2B.",
+    ),
+]
 Nodes = Annotated[
     list[str],
     typer.Option(
@@ -41,12 +63,12 @@ Nodes = Annotated[
     ),
 ]
 Prices = Annotated[
-    list[float],
+    list[float] | None,
     typer.Option(
         "--price",
         min=0.0,
         rich_help_panel=NODE_PANEL,
-        help="Price of a node per hour, in any currency; one for each --node, in the same order.",
+        help="Price of a node per hour, in any currency; one for each --node, in the same order. Left out: hours only.",
     ),
 ]
 Profile = Annotated[
@@ -76,11 +98,12 @@ Divisions = Annotated[
     ),
 ]
 Sample = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=1,
         rich_help_panel=ROWS_PANEL,
-        help="Maximum rows to simulate for each layout; fewer if they fill the KV pools several times.",
+        help="Rows to simulate for each layout, fewer if they fill its KV pools several times. Layouts that they do "
+        "not fill are left out. Default: 6,000, or as many as fill the GPUs of all layouts.",
     ),
 ]
 
@@ -96,7 +119,7 @@ HasWaves = Annotated[
 
 def plan_capacity(
     rows: Rows,
-    price: Prices,
+    price: Prices = None,
     node: Nodes = ["rtx5090x8"],  # noqa: B006  # which typer copies
     model: Model = "llama2-70b",
     workload: Profile = "sharegpt",
@@ -114,7 +137,7 @@ def plan_capacity(
     ] = None,
     host_memory: HostMemory = None,
     gpus_per_engine: Divisions = None,
-    sample: Sample = 6000,
+    sample: Sample = None,
     seed: Seed = 0,
     kv_dtype: KvDtype = KvCacheDtype.AUTO,
     waves: HasWaves = False,
@@ -123,13 +146,12 @@ def plan_capacity(
 ) -> None:
     """Estimate a table's hours and cost on one or more kinds of node, and recommend a layout and policy.
 
-    Simulates a sample of rows with the table's length statistics under each layout (replicas × tensor parallelism ×
-    pipeline stages) and policy, each with its fastest step size. This takes up to a few minutes. The estimate uses the
-    sample's steady rate for the bulk of the table, and counts the sample's drain once. A replica is an executor with tp
-    × pp GPUs.
+    Simulates rows with the table's length statistics under each layout (replicas × tensor parallelism × pipeline
+    stages) and policy, each with its fastest step size. This takes up to a few minutes. The estimate uses the steady
+    rate for the bulk of the table, and counts the drain once. A replica is an executor with tp × pp GPUs.
     N nodes take the hours of one divided by N, and their start-up.
 
-    Example: pipemax plan-capacity --rows 10000000 --price 20 --prompt-mean 500 --prompt-median 400
+    Example: pipemax plan-capacity --rows 10M --price 20 --prompt-mean 500 --prompt-median 400
     """
     from rich.console import Console
 
@@ -137,21 +159,24 @@ def plan_capacity(
     from pipemax.presets import load_model
 
     with one_line_errors():
-        if len(price) != len(node):
+        if price and len(price) != len(node):
             raise ValueError(f"{len(node)} nodes and {len(price)} prices: give --price once for each --node")
         statistics = length_statistics(
             workload,
             {"mean": prompt_mean, "median": prompt_median},
             {"mean": output_mean, "median": output_median},
         )
+        shapes = load_model(model).with_kv_dtype(kv_dtype)
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
         plans: list[_NodePlan] = []
-        for name, hourly in zip(node, price, strict=True):
+        prices: list[float | None] = [*price] if price else [None] * len(node)
+        for name, hourly in zip(node, prices, strict=True):
             spec = changed_node(name, changes or [])
-            with console.status(f"simulating {spec.name}, which takes a few minutes"):
+            console.print(_first_line(rows, shapes, spec), highlight=False)
+            with _progress() as show:
                 plan = plan_options(
                     spec,
-                    load_model(model).with_kv_dtype(kv_dtype),
+                    shapes,
                     statistics,
                     rows=rows,
                     price_per_hour=hourly,
@@ -160,6 +185,7 @@ def plan_capacity(
                     sample_rows=sample,
                     has_waves=waves,
                     seed=seed,
+                    on_progress=show,
                 )
             console.print(_table(plan, spec, kv_dtype, has_waves=waves))
             console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)
@@ -185,6 +211,24 @@ class _NodePlan:
 
     node: str
     plan: "CapacityPlan"
+
+
+def _first_line(rows: int, model: "ModelSpec", node: "NodeSpec") -> str:
+    gpus = f"{node.num_gpus} × {node.gpu.name}"
+    weights = f"{model.weight_bytes / _GB:,.0f} GB of weights"
+    return f"planning {rows:,} rows by {model.name} ({weights}) on {node.name} ({gpus})"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal's standard error; yield the function that moves it to layouts done, of all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("simulating layouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("layouts", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def length_statistics(
@@ -213,8 +257,11 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype, *, ha
     gpus = f"{node.num_gpus} × {node.gpu.name}, {node.host_memory_bytes / _GB:,.0f} GB of host memory"
     sheet = Table(title=f"{plan.rows:,} rows on {node.name}{kv} ({gpus}){waves}, fastest first")
     sheet.add_column("policy")
-    for heading in ("replicas", "tp", "pp", "step tokens", "host GB", "tok/s", "hours", "cost"):
+    has_price = plan.chosen.cost is not None
+    for heading in ("replicas", "tp", "pp", "step tokens", "host GB", "tok/s", "hours"):
         sheet.add_column(heading, justify="right")
+    if has_price:
+        sheet.add_column("cost", justify="right")
     sheet.add_column("limited by")
     for option in plan.options:
         layout = option.layout
@@ -227,7 +274,7 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype, *, ha
             "" if option.batching is None else f"{option.host_memory_bytes / _GB:,.0f}",
             f"{option.tokens_per_s:,.0f}",
             f"{option.hours:,.1f}",
-            f"{option.cost:,.0f}",
+            *([f"{option.cost:,.0f}"] if has_price else []),
             option.limited_by,
             style="bold" if option is plan.chosen else None,
         )
@@ -235,11 +282,18 @@ def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype, *, ha
 
 
 def _comparison(plans: Sequence[_NodePlan]) -> str:
-    def figures(plan: _NodePlan) -> str:
-        return f"{plan.node}, {plan.plan.chosen.hours:,.1f} hours for {plan.plan.chosen.cost:,.0f}"
+    """Return the fastest node, and the cheapest where prices are known."""
 
-    cheapest = min(plans, key=lambda plan: plan.plan.chosen.cost)
+    def figures(plan: _NodePlan) -> str:
+        chosen = plan.plan.chosen
+        cost = "" if chosen.cost is None else f" for {chosen.cost:,.0f}"
+        return f"{plan.node}, {chosen.hours:,.1f} hours{cost}"
+
     fastest = min(plans, key=lambda plan: plan.plan.chosen.hours)
+    costs = {plan.node: plan.plan.chosen.cost for plan in plans}
+    if any(cost is None for cost in costs.values()):
+        return f"fastest: {figures(fastest)}"
+    cheapest = min(plans, key=lambda plan: costs[plan.node] or 0.0)
     if cheapest is fastest:
         return f"cheapest and fastest: {figures(cheapest)}"
     return f"cheapest: {figures(cheapest)}; fastest: {figures(fastest)}"
@@ -262,7 +316,7 @@ def _json_object(
         "tokens_per_s": round(option.tokens_per_s, 1),
         "mean_decode_batch": round(option.mean_decode_batch, 1),
         "hours": round(option.hours, 4),
-        "cost": round(option.cost, 4),
+        "cost": None if option.cost is None else round(option.cost, 4),
         "limited_by": option.limited_by,
         "chosen": option is node_plan.plan.chosen,
     }

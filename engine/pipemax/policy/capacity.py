@@ -3,23 +3,26 @@
 A layout divides the node's GPUs into replicas of an engine, each of some pipeline stages, each of some GPUs that share
 its layers (tensor parallelism). Each layout is simulated with stock vLLM, and those of several stages with PipeMax in
 phases and with mixed steps too, each with the size of a step that is fastest. What the model's heads or the
-GPUs' memory do not allow is left out, with the reason. Pure: a sample of the table is simulated to its end, its steady
-rate counts for the bulk of the table, and its drain once.
+GPUs' memory do not allow is left out, with the reason. Pure: rows that fill an engine several times are simulated to
+their end, their steady rate counts for the bulk of the table, and their drain once. A shorter table is simulated as a
+whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.domain.units import ceil_div
 from pipemax.domain.workload import WorkloadSpec
 from pipemax.policy.compare import ChosenPolicy, verdict
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
     StepSizes,
     engine_scenario,
+    rows_that_fill,
     run_pipemax,
     run_stock,
 )
@@ -28,7 +31,7 @@ from pipemax.sim.result import SimulationResult, table_seconds
 from pipemax.sim.workloads import Workload, draw_workload
 
 SAMPLE_ROWS = 6000
-"""Rows simulated for each layout at most. With fewer than fill the pools, PipeMax is seen at its beginning only."""
+"""Rows simulated for each layout, unless the GPUs need more to be full or the host's pool is full with fewer."""
 _ALL_REDUCE_LIMITS, _IDLE_LIMITS, _LINK_LIMITS = 0.2, 0.25, 0.8
 
 
@@ -49,7 +52,8 @@ class CapacityOption:
     mean_decode_batch: float
     hours: float
     """Of the whole table, with the drain at its end; without starting engines, and reading and writing the table."""
-    cost: float
+    cost: float | None
+    """``None`` without a price."""
     limited_by: str
 
     def __str__(self) -> str:
@@ -76,48 +80,88 @@ def plan_capacity(
     statistics: WorkloadSpec,
     *,
     rows: int,
-    price_per_hour: float,
+    price_per_hour: float | None = None,
     host_memory_bytes: Sequence[float] = (),
     gpus_per_engine: Sequence[int] = (),
-    sample_rows: int = SAMPLE_ROWS,
+    sample_rows: int | None = None,
     sizes: StepSizes = ALL_SIZES,
     has_waves: bool = False,
     seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> CapacityPlan:
     """Predict hours and cost of ``rows`` rows on one node, for every layout and policy.
 
     ``host_memory_bytes`` are the sizes to compare for PipeMax (default: the node's own), ``gpus_per_engine`` the sizes
-    of an engine (default: all that divide the node). With ``has_waves`` PipeMax's waves are on. Host
-    memory that holds the KV of the whole sample cannot be told from more: raise ``sample_rows`` to compare large sizes.
+    of an engine (default: all that divide the node). With ``has_waves`` PipeMax's waves are on. ``sample_rows`` are
+    simulated at most; layouts whose engines they do not fill are left out. By default there are as many as fill all
+    engines. Host memory that holds the KV of the whole sample cannot be told from more: raise ``sample_rows`` to
+    compare large sizes. ``on_progress`` is called with the simulated and all layouts.
     Raise ``ValueError`` if the model does not fit in any way.
     """
-    if rows < 1 or price_per_hour < 0:
+    if rows < 1 or (price_per_hour is not None and price_per_hour < 0):
         raise ValueError(f"rows must be at least 1 and price_per_hour not negative: {rows}, {price_per_hour}")
-    sample = draw_workload(statistics, sample_rows, np.random.default_rng(seed))
-    options: list[CapacityOption] = []
     not_possible: list[str] = []
+    possible: list[Layout] = []
     for layout in possible_layouts(node, gpus_per_engine):
         if (refusal := layout_refusal(node, model, layout)) is not None:
             not_possible.append(f"{layout}: {refusal}")
-            continue
-        for index, size in enumerate(host_memory_bytes or [node.host_memory_bytes]):
-            # Stock vLLM keeps nothing on the host: one size is enough.
-            options += options_of(
-                replace(node, host_memory_bytes=size),
-                model,
-                layout,
-                sample,
-                rows=rows,
-                price_per_hour=price_per_hour,
-                with_stock=index == 0,
-                sizes=sizes,
-                has_waves=has_waves,
-            )
+        else:
+            possible.append(layout)
+    sample, needed = _sample(node, model, statistics, possible, rows=rows, sample_rows=sample_rows, seed=seed)
+    filled = [layout for layout in possible if needed[layout] <= len(sample)]
+    not_possible += [
+        f"{layout}: {len(sample):,} rows do not fill its engines, {needed[layout]:,} would (--sample)"
+        for layout in possible
+        if layout not in filled
+    ]
+    memories = host_memory_bytes or [node.host_memory_bytes]
+    cases = [(layout, index, size) for layout in filled for index, size in enumerate(memories)]
+    options: list[CapacityOption] = []
+    for done, (layout, index, size) in enumerate(cases):
+        if on_progress is not None:
+            on_progress(done, len(cases))
+        options += options_of(
+            replace(node, host_memory_bytes=size),
+            model,
+            layout,
+            sample,
+            rows=rows,
+            price_per_hour=price_per_hour,
+            with_stock=index == 0,  # stock vLLM keeps nothing on the host: one size is enough
+            sizes=sizes,
+            has_waves=has_waves,
+        )
     if not options:
         raise ValueError("; ".join(not_possible))
     options.sort(key=lambda option: -option.tokens_per_s)
     chosen, reason = _choose(options)
     return CapacityPlan(rows=rows, options=options, chosen=chosen, reason=reason, not_possible=not_possible)
+
+
+def _sample(
+    node: NodeSpec,
+    model: ModelSpec,
+    statistics: WorkloadSpec,
+    layouts: Sequence[Layout],
+    *,
+    rows: int,
+    sample_rows: int | None,
+    seed: int,
+) -> tuple[Workload, dict[Layout, int]]:
+    """Return the rows to simulate, and how many of them each layout needs to be full, at most those of its engines."""
+
+    def draw(count: int) -> Workload:
+        return draw_workload(statistics, count, np.random.default_rng(seed))
+
+    sample = draw(sample_rows or SAMPLE_ROWS)
+    needed = {
+        layout: min(
+            ceil_div(rows, layout.replicas), rows_that_fill(node, model, layout, sample.tokens_per_row)
+        )
+        for layout in layouts
+    }
+    enough = max(needed.values(), default=0)
+    return (draw(enough) if sample_rows is None and enough > len(sample) else sample), needed
 
 
 def options_of(
@@ -127,13 +171,13 @@ def options_of(
     sample: Workload,
     *,
     rows: int,
-    price_per_hour: float = 0.0,
+    price_per_hour: float | None = None,
     with_stock: bool = True,
     sizes: StepSizes = ALL_SIZES,
     has_waves: bool = False,
 ) -> list[CapacityOption]:
     """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
-    scenario = engine_scenario(node, model, layout, sample)
+    scenario = engine_scenario(node, model, layout, sample.first(ceil_div(rows, layout.replicas)))
     runs = [run_stock(scenario, layout, sizes.stock)] if with_stock else []
     runs += run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)
     options = []
@@ -149,7 +193,7 @@ def options_of(
                 tokens_per_s=run.tokens_per_s,
                 mean_decode_batch=run.result.mean_decode_batch,
                 hours=hours,
-                cost=hours * price_per_hour,
+                cost=None if price_per_hour is None else hours * price_per_hour,
                 limited_by=limiting_factor(run.result),
             )
         )
@@ -157,6 +201,9 @@ def options_of(
 
 
 def _hours(result: SimulationResult, replicas: int, rows: int) -> float:
+    """Return the hours of a table. A part that was simulated as a whole takes what it took."""
+    if result.num_requests * replicas >= rows:
+        return result.seconds / 3600.0
     seconds = table_seconds(
         rows,
         replicas,

@@ -9,7 +9,7 @@ and starts nothing. ``policy: auto`` then compares policies in the layout that w
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipemax.config import Policy
+from pipemax.domain.choices import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.domain.tuned import (
     LAYOUT_ENOUGH_OUTPUTS,

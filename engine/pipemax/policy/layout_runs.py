@@ -105,6 +105,16 @@ def engine_scenario(
     )
 
 
+def rows_that_fill(node: NodeSpec, model: ModelSpec, layout: Layout, tokens_per_row: float) -> int:
+    """Return how many rows an engine must be simulated with to be seen at its steady rate.
+
+    They fill its GPUs ``GPU_POOL_FILLS`` times: with KV, or with as many rows as its stages run at once.
+    """
+    part = node.part(layout.gpus_per_engine)
+    held_rows = capacity_of(part, model, layout, frees_windows=True).gpu_rows(tokens_per_row)
+    return max(1, int(GPU_POOL_FILLS * min(held_rows, layout.pipeline_parallel * MAX_NUM_SEQS)))
+
+
 def capacity_of(
     part: NodeSpec,
     model: ModelSpec,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pipemax.config import BatchingChoice
+from pipemax.domain.choices import BatchingChoice
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.tuned import (

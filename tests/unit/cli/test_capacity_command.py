@@ -10,8 +10,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipemax.cli.app import app
+from pipemax.cli.capacity import count_of_rows
 from tests.fakes.little_profiles import little_options
 from tests.golden.scenarios import TRACES
+
+FILLED = ["--workload", "longbench", "--sample", "120"]
+"""Rows so long that these fill the engines."""
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def message_of(result: Result) -> str:
 def test_plan_capacity_tells_hours_and_cost_of_every_layout(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     result = run(
-        *["plan-capacity", "--rows", "1000000", "--price", "20", *small, "--sample", "30"],
+        *["plan-capacity", "--rows", "1M", "--price", "20", *small, *FILLED],
         *["--output-mean", "30", "--output-median", "20", "--host-memory", "64", "--host-memory", "256"],
         *["--gpus-per-engine", "8", "--gpus-per-engine", "4", "--json", str(path)],
     )
@@ -59,7 +63,7 @@ def test_plan_capacity_calculates_with_waves_where_it_is_told_to(small: list[str
         "20",
         *small,
         "--sample",
-        "60",
+        "110",
         "--output-mean",
     ]
     arguments += ["60", "--gpus-per-engine", "2", "--set", "num_gpus=2", "--set", "gpu.memory_bytes=1.8e10"]
@@ -81,7 +85,7 @@ def test_plan_capacity_calculates_with_waves_where_it_is_told_to(small: list[str
 @pytest.mark.long  # simulation
 def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    arguments = ["--rows", "1000000", "--price", "20", "--sample", "30", "--gpus-per-engine", "8"]
+    arguments = ["--rows", "60", "--price", "20", "--workload", "longbench", "--gpus-per-engine", "8"]
     arguments += ["--output-mean", "30", "--output-median", "20"]
     unpriced = run("plan-capacity", *small, *arguments, "--node", "rtx5090x8")
     assert unpriced.exit_code == 2
@@ -100,7 +104,7 @@ def test_plan_capacity_plans_fp8_kv(small: list[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 
     def rate(*options: str) -> float:
-        arguments = ["--rows", "1000000", "--price", "20", "--sample", "60", "--gpus-per-engine", "8"]
+        arguments = ["--rows", "1000000", "--price", "20", *FILLED[:-1], "240", "--gpus-per-engine", "8"]
         result = run("plan-capacity", *small, *arguments, "--json", str(path), *options)
         assert ("on little with fp8 KV" in result.output) == bool(options)
         plan = json.loads(path.read_text())
@@ -132,6 +136,54 @@ def test_plan_capacity_lists_the_nearest_names_of_an_unknown_node() -> None:
     result = run("plan-capacity", "--rows", "10", "--price", "1", "--node", "g6.49xlarge")
     assert result.exit_code == 2
     assert "no node 'g6.49xlarge'; the nearest are g6.24xlarge, g6.48xlarge, g6.xlarge." in message_of(result)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [("250000", 250_000), ("250k", 250_000), ("1.5M", 1_500_000), ("2_000", 2000), ("2B", 2e9)],
+)
+def test_rows_may_be_written_in_thousands_millions_and_billions(text: str, rows: int) -> None:
+    assert count_of_rows(text) == rows
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "-3", "1.0005k", "1MM"])
+def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
+    result = run("plan-capacity", "--rows", text)
+    assert result.exit_code == 2
+    assert "no number of rows" in message_of(result)
+
+
+def test_without_a_price_the_plan_has_hours_only(small: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    result = run("plan-capacity", "--rows", "20", *small, "--gpus-per-engine", "8", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert "hours" in result.output
+    assert "cost" not in result.output
+    assert {option["cost"] for option in json.loads(path.read_text())} == {None}
+    assert result.output.startswith("planning 20 rows by little (28 GB of weights) on little (8 × RTX 5090)")
+
+
+def test_layouts_that_the_sample_does_not_fill_are_left_out(small: list[str]) -> None:
+    result = run("plan-capacity", "--rows", "1M", *small, "--gpus-per-engine", "8", "--sample", "40")
+    assert "40 rows do not fill its engines" in message_of(result)
+
+
+def test_a_plan_loads_no_engine_and_no_spark(small: list[str]) -> None:
+    """A laptop with numpy plans. Typer, not PipeMax, loads pydantic."""
+    heavy = ["torch", "vllm", "transformers", "pyspark", "deltalake"]
+    arguments = ["pipemax", "plan-capacity", "--rows", "20", *small, "--gpus-per-engine", "8"]
+    command = (
+        f"import sys; sys.modules.update(dict.fromkeys({heavy!r})); sys.argv = {arguments!r}; "
+        "from pipemax_spark.cli import pipemax; pipemax()"
+    )
+    planner = (
+        f"import sys; sys.modules.update(dict.fromkeys({[*heavy, 'pydantic', 'pyarrow', 'typer', 'rich']!r})); "
+        "import pipemax.policy.capacity, pipemax.presets; print('chosen: ')"
+    )
+    for code in (command, planner):
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        assert "chosen: " in result.stdout
 
 
 def test_trace_explain_says_why_a_step_did_what_it_did() -> None:

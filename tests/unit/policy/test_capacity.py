@@ -21,12 +21,15 @@ FEW_SIZES = StepSizes(stock=(512, 2048), mixed=(512,))
 """Which size of a step is the fastest is ``test_measured_choice``'s business: here each costs a simulation."""
 
 
-def plan_on(node: NodeSpec, sample_rows: int, *, gpus_per_engine: tuple[int, ...] = ()) -> CapacityPlan:
+def plan_on(
+    node: NodeSpec, sample_rows: int, *, gpus_per_engine: tuple[int, ...] = (), rows: int | None = None
+) -> CapacityPlan:
+    """Plan a table that is simulated as a whole, unless ``rows`` says how many there are."""
     return plan_capacity(
         node,
         small_model(),
         SHAREGPT,
-        rows=1_000_000,
+        rows=sample_rows if rows is None else rows,
         price_per_hour=10.0,
         gpus_per_engine=gpus_per_engine or (node.num_gpus,),
         sample_rows=sample_rows,
@@ -45,12 +48,12 @@ def test_a_node_is_divided_in_every_way() -> None:
 
 @pytest.mark.long  # simulation
 def test_options_are_ordered_by_speed_and_hours_and_cost_are_those_of_the_whole_table() -> None:
-    plan = plan_on(small_node(num_gpus=4, kv_gb=0.8), 100, gpus_per_engine=(4,))
+    plan = plan_on(small_node(num_gpus=4, kv_gb=0.8), 270, gpus_per_engine=(4,), rows=1_000_000)
     speeds = [option.tokens_per_s for option in plan.options]
     assert speeds == sorted(speeds, reverse=True)
     for option in plan.options:
         bulk_hours = 1_000_000 * 580.96 / option.tokens_per_s / 3600
-        assert option.hours == pytest.approx(bulk_hours, rel=0.02), "the drain of 100 rows is no part of that"
+        assert option.hours == pytest.approx(bulk_hours, rel=0.02), "the drain of 270 rows is no part of that"
         assert option.cost == pytest.approx(10.0 * option.hours)
         runs_pipemax = option.policy is ChosenPolicy.PIPEMAX
         assert (option.batching is not None) is runs_pipemax
@@ -67,19 +70,35 @@ def test_options_are_ordered_by_speed_and_hours_and_cost_are_those_of_the_whole_
 def test_replicas_work_side_by_side_and_drain_together() -> None:
     """One engine's own run, by its own simulation, says what two of them take."""
     node = small_node(num_gpus=4, kv_gb=12.0)
-    plan = plan_on(node, 200, gpus_per_engine=(2,))
+    plan = plan_on(node, 440, gpus_per_engine=(2,), rows=1_000_000)
     layout = Layout(replicas=2, tensor_parallel=1, pipeline_parallel=2)
     (option,) = (o for o in plan.options if o.layout == layout and o.policy is ChosenPolicy.VLLM)
-    workload = draw_workload(SHAREGPT, 200, np.random.default_rng(0))
+    workload = draw_workload(SHAREGPT, 440, np.random.default_rng(0))
     scenario = Scenario(node=node.part(2), model=small_model(), workload=workload)
     policy = stock_vllm(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
     single = ContinuousBatching(scenario, policy).simulate()
     assert option.tokens_per_s == pytest.approx(2 * single.steady_tokens_per_s)
-    tokens = 1_000_000 * workload.total_tokens / 200
+    tokens = 1_000_000 * workload.total_tokens / 440
     drain_s = single.seconds - single.steady_seconds
     drained = workload.total_tokens - single.steady_tokens_per_s * single.steady_seconds
     seconds = (tokens - 2 * drained) / (2 * single.steady_tokens_per_s) + drain_s
     assert option.hours == pytest.approx(seconds / 3600)
+
+
+def test_a_short_table_takes_what_its_simulation_takes() -> None:
+    node = small_node(num_gpus=2, kv_gb=2.0)
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=2)
+    plan = plan_on(node, 50)
+    (option,) = (o for o in plan.options if o.layout == layout and o.policy is ChosenPolicy.VLLM)
+    workload = draw_workload(SHAREGPT, 50, np.random.default_rng(0))
+    policy = stock_vllm(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
+    run = ContinuousBatching(Scenario(node=node, model=small_model(), workload=workload), policy).simulate()
+    assert option.hours == pytest.approx(run.seconds / 3600)
+
+
+def test_nothing_is_calculated_from_rows_that_do_not_fill_the_engines() -> None:
+    with pytest.raises(ValueError, match="60 rows do not fill its engines"):
+        plan_on(small_node(num_gpus=4), 60, rows=1_000_000)
 
 
 @pytest.mark.long  # simulation
