@@ -70,6 +70,18 @@ def machine_profile(
     )
 
 
+def smallest_gpu_bytes(
+    environ: Mapping[str, str], gpus: Sequence[str], *, run: Callable[..., str | None] = nvidia_smi
+) -> int | None:
+    """Return the memory of the smallest of the ``gpus`` (UUIDs), of any kind; ``None`` if the driver does not say."""
+    try:
+        listed = run(environ, "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits") or ""
+    except ValueError:  # a driver that fails is named where the machine is described
+        return None
+    sizes = [int(size) * _MIB for uuid, size in csv_rows(listed) if uuid in set(gpus) and size.isdigit()]
+    return min(sizes, default=None)
+
+
 def _topology(text: str, indices: Sequence[int]) -> list[list[str]]:
     """Return how each of the GPUs reaches each other one (``NV18``, ``PIX``, ``NODE``, ``SYS``); empty if unknown."""
     wanted = [f"GPU{index}" for index in indices]

@@ -3,7 +3,8 @@
 A config that names ``pipeline_parallel_size``, ``tensor_parallel_size`` or ``replicas`` fixes that part. The choice
 rests on the profile of the machine (``pipemax.node.machine``) and on the shapes in the checkpoint's configuration.
 Where engines with this model measured themselves on this machine before, their calibrations correct the profile. The
-reason says which was used. Where profile or shapes are not known, one engine takes all GPUs, as stages.
+reason says which was used. Where profile or shapes are not known, there are replicas of as few GPUs as hold the model,
+with stock vLLM.
 """
 
 import logging
@@ -11,17 +12,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pipemax.checkpoint.local_files import model_directory, weight_file_bytes
 from pipemax.checkpoint.model_config import max_model_len, read_model_config
 from pipemax.checkpoint.model_shapes import model_shapes
-from pipemax.config import EngineConfig, Waves
+from pipemax.config import EngineConfig, Policy, Waves
 from pipemax.control.times.calibration import Calibration, load_calibration
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
 from pipemax.domain.units import GIB
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import HOST_SHARE
-from pipemax.node.machine import machine_profile
+from pipemax.node.machine import machine_profile, smallest_gpu_bytes
+from pipemax.policy.layout_by_memory import smallest_layout, stock_if_open
 from pipemax.policy.layout_choice import FixedLayout, choose_layout
 from pipemax.policy.layouts import Layout
 from pipemax.policy.profile_correction import corrected_profile, kept_calibrations, measured_layout
@@ -33,6 +37,7 @@ _OF_VLLM = ("pipeline_parallel_size", "tensor_parallel_size", "data_parallel_siz
 """Arguments of vLLM's own that divide GPUs: with one of them under ``vllm:`` the layout is the user's."""
 
 DescribeMachine = Callable[[Mapping[str, str], Sequence[str]], NodeSpec]
+GpuBytes = Callable[[Mapping[str, str], Sequence[str]], int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,7 @@ def settle_layout(
     gpus: Sequence[str],
     *,
     describe_machine: DescribeMachine = machine_profile,
+    gpu_bytes: GpuBytes = smallest_gpu_bytes,
 ) -> SettledLayout:
     """Return the config with the layout that simulations find fastest on ``gpus`` (UUIDs), where it is open.
 
@@ -70,9 +76,7 @@ def settle_layout(
         )
         calibrations = _calibrations(config, environ, node)
     except ValueError as error:
-        reason = f"one engine over all {len(gpus)} GPUs, for layouts could not be simulated: {error}"
-        log.warning("layout: %s", reason)
-        return SettledLayout(config=config, reason=reason)
+        return _by_memory(config, len(gpus), gpu_bytes(environ, gpus), str(error))
     if config.calibration is not None:
         fixed = _with_measured(fixed, measured_layout(node, model, calibrations[0]))
     correction = corrected_profile(node, model, calibrations)
@@ -93,13 +97,57 @@ def settle_layout(
     rows = "sampled rows" if config.row_lengths else "rows of assumed lengths"
     reason = f"{choice.reason}, by {profile} and {rows}"
     log.info("layout: %s", reason)
-    layout = choice.layout
-    parts = {
+    return SettledLayout(config=config.model_copy(update=_parts(choice.layout)), reason=reason)
+
+
+def _by_memory(config: EngineConfig, num_gpus: int, gpu_bytes: int | None, unknown: str) -> SettledLayout:
+    """Return the layout where ``unknown`` keeps layouts from being simulated.
+
+    One engine takes all GPUs, as stages, where PipeMax is asked for by name, which needs stages, and where the bytes of
+    weights or GPUs are not known.
+    """
+    directory = model_directory(config.model, revision=config.revision)
+    weights = None if directory is None else weight_file_bytes(directory)
+    layout = None
+    if config.policy is not Policy.PIPEMAX and weights is not None and gpu_bytes is not None:
+        layout = smallest_layout(
+            num_gpus=num_gpus,
+            gpu_bytes=gpu_bytes,
+            memory_fraction=config.gpu_memory_utilization,
+            weight_bytes=weights,
+            num_heads=_num_heads(config),
+            fixed=fixed_layout(config),
+        )
+    if layout is None:
+        reason = f"one engine over all {num_gpus} GPUs, for layouts could not be simulated: {unknown}"
+        log.warning("layout: %s", reason)
+        return SettledLayout(config=config, reason=reason)
+    assert weights is not None
+    reason = (
+        f"{layout} with stock vLLM: the fewest GPUs that hold {weights / 1e9:,.1f} GB of weights × 1.2 and a tenth of "
+        f"each GPU for KV, for layouts could not be simulated: {unknown}"
+    )
+    log.warning("layout: %s", reason)
+    update = _parts(layout) | {"policy": stock_if_open(config.policy)}
+    return SettledLayout(config=config.model_copy(update=update), reason=reason)
+
+
+def _num_heads(config: EngineConfig) -> int | None:
+    """Return the attention heads of the model; ``None`` if its configuration does not say."""
+    try:
+        text = read_model_config(config).get_text_config()
+    except ValueError:
+        return None
+    return getattr(text, "num_attention_heads", None)
+
+
+def _parts(layout: Layout) -> dict[str, Any]:
+    """Return the layout as fields of an engine config."""
+    return {
         "replicas": layout.replicas,
         "tensor_parallel_size": layout.tensor_parallel,
         "pipeline_parallel_size": layout.pipeline_parallel,
     }
-    return SettledLayout(config=config.model_copy(update=parts), reason=reason)
 
 
 def _one_model_a_gpu(config: EngineConfig, num_gpus: int) -> SettledLayout:

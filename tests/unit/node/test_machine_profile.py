@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.domain.specs import NodeSpec
-from pipemax.node.machine import machine_profile
+from pipemax.node.machine import machine_profile, smallest_gpu_bytes
 from pipemax.presets import driver_gpu, load_gpus, load_node
 
 H100 = "NVIDIA H100 80GB HBM3, 81559, 5, 16"
@@ -53,6 +53,18 @@ def test_the_driver_describes_the_nodes_whose_profiles_ship(
     assert found.link.host_to_gpu_bytes_per_s == pytest.approx(known.link.host_to_gpu_bytes_per_s, rel=0.08)
     assert found.all_reduce.bus_bytes_per_s == pytest.approx(known.all_reduce.bus_bytes_per_s, rel=0.25)
     assert found.host_memory_bytes == pytest.approx(1.08e12, rel=0.01)
+
+
+def test_the_smallest_gpu_of_several_kinds_counts() -> None:
+    def run(environ: Mapping[str, str], *arguments: str) -> str:
+        return "GPU-0, 81559\nGPU-1, 46068\nGPU-2, 16000\nMIG-3, [N/A]\n"
+
+    def fails(environ: Mapping[str, str], *arguments: str) -> str:
+        raise ValueError("nvidia-smi failed")
+
+    assert smallest_gpu_bytes({}, ["GPU-0", "GPU-1"], run=run) == 46068 * 1024**2
+    assert smallest_gpu_bytes({}, ["MIG-3"], run=run) is None
+    assert smallest_gpu_bytes({}, ["GPU-0"], run=fails) is None
 
 
 def test_gpus_behind_one_switch_share_its_link(tmp_path: Path) -> None:

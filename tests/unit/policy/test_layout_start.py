@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig, Policy
 from pipemax.control.times.calibration import Calibration, save_calibration
 from pipemax.domain.hardware import AllReduceSpec
 from pipemax.domain.specs import NodeSpec, Parallelism
@@ -50,6 +50,7 @@ def settle(
     gpus: Sequence[str] = GPUS,
     node: NodeSpec | None = None,
     environ: Mapping[str, str] = NOTHING_KEPT,
+    gpu_bytes: int | None = None,
     **settings: Any,
 ) -> SettledLayout:
     def describe(environ: Mapping[str, str], shown: Sequence[str]) -> NodeSpec:
@@ -60,7 +61,9 @@ def settle(
     config = EngineConfig.parse(
         {"model": str(checkpoint), "policy": "vllm", "row_lengths": LENGTHS, **settings}
     )
-    return settle_layout(config, environ, gpus, describe_machine=describe)
+    return settle_layout(
+        config, environ, gpus, describe_machine=describe, gpu_bytes=lambda environ, gpus: gpu_bytes
+    )
 
 
 def parts_of(config: EngineConfig) -> tuple[int | None, int | None, int | None]:
@@ -112,6 +115,50 @@ def test_on_an_unknown_machine_all_gpus_are_stages_and_the_reason_is_said(checkp
     assert settled.reason == (
         "one engine over all 2 GPUs, for layouts could not be simulated: the rates of a Voodoo 2 are not known"
     )
+
+
+@pytest.mark.parametrize(
+    ("weights_gb", "layout"),
+    [
+        (40, (4, 1, 1)),  # 1.2 × 40 ≤ 80 % of 80 GB
+        (60, (2, 2, 1)),
+        (200, (1, 4, 1)),
+        (400, (1, 4, 1)),  # too large by this rule: vLLM may still fit it
+    ],
+)
+def test_on_an_unknown_machine_replicas_have_as_few_gpus_as_hold_the_model(
+    checkpoint: Path, weights_gb: int, layout: tuple[int, int, int]
+) -> None:
+    write_weights(checkpoint, weights_gb)
+    gpus = [f"GPU-{number}" for number in range(4)]
+    settled = settle(checkpoint, gpus=gpus, gpu_bytes=80 * 10**9, policy="auto", gpu_memory_utilization=0.9)
+    assert parts_of(settled.config) == layout
+    assert settled.config.policy is Policy.VLLM
+    assert f"with stock vLLM: the fewest GPUs that hold {weights_gb}.0 GB of weights × 1.2" in settled.reason
+    assert settled.reason.endswith("could not be simulated: the rates of a Voodoo 2 are not known")
+
+
+def test_heads_that_do_not_divide_make_stages_of_the_gpus_that_hold_a_model(checkpoint: Path) -> None:
+    write_weights(checkpoint, 120)
+    gpus = [f"GPU-{number}" for number in range(3)]
+    settled = settle(checkpoint, gpus=gpus, gpu_bytes=80 * 10**9)
+    assert parts_of(settled.config) == (1, 1, 3), "64 heads and 3 GPUs"
+
+
+def test_what_the_config_says_of_the_layout_stays_on_an_unknown_machine(checkpoint: Path) -> None:
+    write_weights(checkpoint, 40)
+    gpus = [f"GPU-{number}" for number in range(4)]
+    settled = settle(checkpoint, gpus=gpus, gpu_bytes=80 * 10**9, pipeline_parallel_size=2)
+    assert parts_of(settled.config) == (2, 1, 2)
+    pipemax = settle(checkpoint, gpus=gpus, gpu_bytes=80 * 10**9, policy="pipemax")
+    assert parts_of(pipemax.config) == (None, None, None), "PipeMax, asked for by name, needs stages"
+    assert pipemax.config.policy is Policy.PIPEMAX
+
+
+def write_weights(checkpoint: Path, gigabytes: int) -> None:
+    """Write a sparse file of weights, which takes no room on the disk."""
+    with (checkpoint / "model.safetensors").open("wb") as stream:
+        stream.truncate(gigabytes * 10**9)
 
 
 def test_a_model_too_large_for_every_layout_is_refused_before_an_engine_starts(checkpoint: Path) -> None:
