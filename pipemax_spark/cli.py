@@ -151,16 +151,13 @@ def try_prompt(
     ] = False,
     **arguments: Any,
 ) -> None:
-    """Try a prompt on the first rows of a table, and see prompt and answer side by side.
+    r"""Try a prompt on the first rows of a table, and see prompt and answer side by side.
 
     Takes the options of `pipemax annotate`, and writes nothing: those about the output are ignored. Spark and the
     engine run on this machine. The engine stays for one template after the other, until Ctrl-D, and then ends.
 
-    Examples:
-
-    pipemax try tickets.parquet --model org/name --template "Summarise: {body}" --max-tokens 100
-
-    pipemax try reviews.parquet --prompt-column text --engine engine.yaml --rows 5 --once
+      pipemax try tickets.parquet --model org/name --max-tokens 100 \
+          --template "Summarise: {body}"
     """
     del arguments["version"]
     if table is not None and arguments["input"] not in (None, table):

@@ -14,7 +14,7 @@ from pipemax_spark.errors import JobError
 
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
     shown = CliRunner().invoke(command(), ["--help"], env={"COLUMNS": "120"}).output
-    names = set(re.findall(r"│ ([a-z-]+) ", shown))
+    names = set(re.findall(r"(?m)^  ([a-z-]+) ", shown))
     assert {"annotate", "try", "plan-capacity", "check-node", "trace"} <= names
     assert "Before you rent a node" in shown
 

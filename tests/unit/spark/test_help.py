@@ -35,7 +35,10 @@ def test_help_fits_80_columns_and_cuts_no_option(words: tuple[str, ...]) -> None
     shown = [line.split() for line in lines if line.startswith("  ") and line[2] != " "]
     for parameter in COMMANDS[words].params:
         if not parameter.hidden:
-            names = [f"{name}," for name in parameter.opts[:-1]] + [parameter.opts[-1]]
+            words_of = (
+                parameter.opts if parameter.param_type_name == "option" else [parameter.metavar or parameter.name.upper()]
+            )
+            names = [f"{name}," for name in words_of[:-1]] + [words_of[-1]]
             assert any(entry[: len(names)] == names for entry in shown), parameter.name
 
 
