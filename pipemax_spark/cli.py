@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from pipemax.cli.plain_help import PlainCommand, PlainTyper
+from pipemax.plain_help import PlainCommand, PlainTyper
 from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.errors import JobError, failure_text, is_interrupt

@@ -10,9 +10,9 @@ from pipemax import __version__
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
 from pipemax.cli.doctor import doctor
-from pipemax.cli.plain_help import PlainTyper
 from pipemax.cli.removed_group import RemovedGroup
 from pipemax.cli.trace import trace_app
+from pipemax.plain_help import PlainTyper
 
 app = PlainTyper(
     cls=RemovedGroup,

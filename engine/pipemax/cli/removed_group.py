@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipemax.cli.plain_help import PlainGroup
+from pipemax.plain_help import PlainGroup
 from pipemax.removed import explain_option, removed_command
 
 

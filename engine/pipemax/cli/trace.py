@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pipemax.cli.common import one_line_errors
-from pipemax.cli.plain_help import PlainTyper
+from pipemax.plain_help import PlainTyper
 
 trace_app = PlainTyper(help="Explain recorded decisions in words.", no_args_is_help=True)
 

@@ -36,7 +36,9 @@ def test_help_fits_80_columns_and_cuts_no_option(words: tuple[str, ...]) -> None
     for parameter in COMMANDS[words].params:
         if not parameter.hidden:
             words_of = (
-                parameter.opts if parameter.param_type_name == "option" else [parameter.metavar or parameter.name.upper()]
+                parameter.opts
+                if parameter.param_type_name == "option"
+                else [parameter.metavar or parameter.name]
             )
             names = [f"{name}," for name in words_of[:-1]] + [words_of[-1]]
             assert any(entry[: len(names)] == names for entry in shown), parameter.name
