@@ -39,7 +39,7 @@ def dry_run(call: JobCall, checked: Checked) -> None:
         has_images = options.source.has_images(checked.source.rows.schema)
         _say_tokens(call, checked, to_do, "without those of images" if has_images else "")
     if to_do:
-        _say_hours(terminal, _known_speed(call, checked), to_do, options.price_per_hour)
+        _say_time(terminal, _known_speed(call, checked), to_do, options.price_per_hour)
     if checked.reply.prompt_tokens and not options.no_sample:
         terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
         terminal.console.print(checked.reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
@@ -95,10 +95,10 @@ def _known_speed(call: JobCall, checked: Checked) -> RunSpeed | None:
     return next((speed for speed in speeds if speed.interval is not None), speeds[0] if speeds else None)
 
 
-def _say_hours(terminal: Terminal, speed: RunSpeed | None, to_do: int, price_per_hour: float | None) -> None:
+def _say_time(terminal: Terminal, speed: RunSpeed | None, to_do: int, price_per_hour: float | None) -> None:
     if speed is None:
         terminal.say(
-            "Hours",
+            "Time",
             "no estimate: this driver has no record of an earlier run of this job. Run it with --limit, for rows that "
             "take a few minutes, and then --dry-run again",
         )
@@ -106,20 +106,27 @@ def _say_hours(terminal: Terminal, speed: RunSpeed | None, to_do: int, price_per
 
     def priced(seconds: float) -> str:
         cost = "" if price_per_hour is None else f", cost {seconds / 3600 * price_per_hour:,.2f}"
-        return f"{seconds / 3600:,.2f}{cost}"
+        return f"{_duration(seconds)}{cost}"
 
     engines = f"{speed.engines} engine{'' if speed.engines == 1 else 's'} as in run {speed.run_id}"
     seconds = to_do / speed.rows_per_s
     if speed.interval is None:
         terminal.say(
-            "Hours",
+            "Time",
             f"at most {priced(seconds)} on {engines}, which were full for {speed.full_s:.0f} s only: full engines are "
             "faster, how much is unknown. Without their start",
         )
         return
     low, high = (to_do / rows_per_s for rows_per_s in reversed(speed.interval))
     terminal.say(
-        "Hours",
+        "Time",
         f"about {priced(seconds)} (95 %: {priced(low)} to {priced(high)}) on {engines}, without their start and for "
         "rows like those of that run",
     )
+
+
+def _duration(seconds: float) -> str:
+    for unit, unit_s in (("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

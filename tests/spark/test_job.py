@@ -124,7 +124,7 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     assert run.run(dry_run=True) is None
     assert "2 to do" in run.printed
     assert "(counted over all rows)" in run.printed
-    assert "Hours    no estimate: this driver has no record of an earlier run of this job" in run.printed
+    assert "Time     no estimate: this driver has no record of an earlier run of this job" in run.printed
     assert "\nSay " in run.printed
     assert not (run.directory / "out").exists()
     run.run(dry_run=True, generation=GenerationSpec(max_tokens=16, system=r"Briefly.\nNow."))
@@ -154,12 +154,15 @@ def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bound
         return run.printed
 
     full, idle = recorded(5), recorded(0)
-    assert "Hours    about 0.08, cost 299.50 (95 %: 0.08, cost 299.50 to 0.08, cost 299.50)" in full
+    assert (
+        "Time     about 5.0 minutes, cost 299.50 (95 %: 5.0 minutes, cost 299.50 to 5.0 minutes, cost 299.50)"
+        in full
+    )
     assert f"on 1 engine as in run {record.name}, without their start" in full
     low, high = (int(bound.replace(",", "")) for bound in re.findall(r"95 %: ([\d,]+) to ([\d,]+)", full)[0])
     mean = int(re.findall(r"about ([\d,]+) in prompts", full)[0].replace(",", ""))
     assert low < mean < high
-    assert "Hours    at most 0.08, cost 299.50 on 1 engine" in idle
+    assert "Time     at most 5.0 minutes, cost 299.50 on 1 engine" in idle
     assert "which were full for 0 s only" in idle
 
 
