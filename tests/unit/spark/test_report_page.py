@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from html.parser import HTMLParser
+from io import StringIO
 from math import sin
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pipemax.wire import JobStats
 from pipemax_spark.report.charts import TimeAxis, charts_of
@@ -21,7 +23,7 @@ from pipemax_spark.report.metric_names import SHOWN_METRICS, run_metric, total_m
 from pipemax_spark.report.past_runs import PastRun, started_at
 from pipemax_spark.report.report_page import RunFacts, report_page
 from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
-from pipemax_spark.report.summary import Findings, Summary
+from pipemax_spark.report.summary import Accuracy, Findings, Summary, print_report
 from tests.fakes.server_reports import server_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -244,6 +246,30 @@ def test_a_browser_shows_the_page_without_broken_words_or_scrolling_sideways(
     assert shown.empty == []
     assert shown.is_dark is is_dark
     assert page.count("<svg xmlns") == 5, "four charts, and the histogram of what differs in length"
+
+
+def test_the_printed_report_is_eight_lines_and_begins_with_rows_seconds_and_the_place() -> None:
+    summary = Summary(
+        rows_in=2_223,
+        rows_out=2_223,
+        output="demo/annotated",
+        seconds=62.6,
+        engines=1,
+        prompt_tokens=208_894,
+        completion_tokens=15_673,
+        prefix_cache_hit_rate=0.0,
+        time_account_s={"start_up": 23.0, "prefill": 6.0, "drain": 1.0},
+        drain_at_full_rate_s=0.5,
+    )
+    findings = Findings(accuracy=Accuracy(column="section", right=1_821, rows=2_223))
+    printed = StringIO()
+    places = {"Report": "report.html", "MLflow run": "1234", "Logs": "logs"}
+    print_report(Console(file=printed, width=80), summary, findings, places, price_per_hour=None)
+    lines = printed.getvalue().strip().splitlines()
+    assert len(lines) == 8
+    assert lines[0] == (
+        "Done               2,223 rows in 62.6 s; the answers are in the Delta table demo/annotated"
+    )
 
 
 def test_metrics_come_in_groups() -> None:
