@@ -19,7 +19,13 @@ from pipemax_spark.job.job import Job, JobCall, new_run_id
 from pipemax_spark.job.kept_values import check_values_kept
 from pipemax_spark.job.output import make_output
 from pipemax_spark.job.preparing import Prepared, Preparing
-from pipemax_spark.job.record import compact, conclude, nothing_delivered, nothing_to_do
+from pipemax_spark.job.record import (
+    compact,
+    conclude,
+    nothing_delivered,
+    nothing_to_do,
+    stopped_by_errors,
+)
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import JobOptions
@@ -105,7 +111,7 @@ class AnnotationJob:
             takes_over=options.if_running is IfRunning.TAKE_OVER,
         ) as work:
             job = Job.of(call, checked, work)
-            run = self._annotate(job, is_empty=is_empty)
+            run = self._annotated(job, is_empty=is_empty)
             counts = self._end.counts
             if run is None:
                 summary, reason = nothing_to_do(job, counts)
@@ -120,6 +126,15 @@ class AnnotationJob:
             if reason is not None:
                 raise TooManyErrorsError(reason)
             return summary
+
+    def _annotated(self, job: Job, *, is_empty: bool) -> Run | None:
+        """Do the same as ``_annotate``, and write a page of what a run has committed that its errors have stopped."""
+        try:
+            return self._annotate(job, is_empty=is_empty)
+        except TooManyErrorsError as error:
+            if self._end.run is not None:
+                stopped_by_errors(job, self._end.run, self._end.counts, reason=str(error))
+            raise
 
     def _annotate(self, job: Job, *, is_empty: bool) -> Run | None:
         """Annotate and count all batches; return the run, or None if there were no rows to annotate."""

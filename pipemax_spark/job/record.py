@@ -95,16 +95,7 @@ def conclude(job: Job, run: Run, counts: RowCounts, *, advice: str | None) -> tu
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     _write(job, job.directory / "summary.json", summary.to_json())
     findings = replace(_findings(job, totals), advice=advice)
-    page = report_page(
-        run_facts(job, ended=datetime.now(UTC)),
-        summary,
-        findings,
-        _places(job, {"MLflow run": run.tracker.place}),
-        charts_of(run.tracks),
-        price_per_hour=job.options.price_per_hour,
-    )
-    report = job.directory / "report.html"
-    has_page = _write(job, report, page)
+    report = _write_page(job, run, summary, findings)
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
     figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
     if findings.accuracy is not None and findings.accuracy.rows:
@@ -115,9 +106,36 @@ def conclude(job: Job, run: Run, counts: RowCounts, *, advice: str | None) -> tu
     summary = replace(summary, mlflow_run_id=run.tracker.run_id)
     # A job that fails for its errors says so after the report.
     warning = None if reason else tell_high_share(totals.rows, findings.errors)
-    places = {**({"Report": str(report)} if has_page else {}), "MLflow run": run.tracker.place}
+    places = {**({} if report is None else {"Report": str(report)}), "MLflow run": run.tracker.place}
     _finish(job, summary, findings, places, warning=warning)
     return summary, reason
+
+
+def stopped_by_errors(job: Job, run: Run, counts: RowCounts, *, reason: str) -> None:
+    """Write the page of a run that was stopped because of its error rows: what it has committed, and the reason."""
+    totals = totals_of_run(job.table, job.run_id)
+    counts.done = totals.rows
+    summary = replace(_summary(job, run, counts, totals, has_failed=True), complete=False, rows_left=None)
+    report = _write_page(job, run, summary, _findings(job, totals), stopped_by=reason)
+    if report is not None:
+        job.terminal.say("Report", str(report))
+
+
+def _write_page(
+    job: Job, run: Run, summary: Summary, findings: Findings, *, stopped_by: str | None = None
+) -> Path | None:
+    """Write the run's page and return its path, or None if it could not be written."""
+    page = report_page(
+        run_facts(job, ended=datetime.now(UTC)),
+        summary,
+        findings,
+        _places(job, {"MLflow run": run.tracker.place}),
+        charts_of(run.tracks),
+        price_per_hour=job.options.price_per_hour,
+        stopped_by=stopped_by,
+    )
+    path = job.directory / "report.html"
+    return path if _write(job, path, page) else None
 
 
 def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:

@@ -187,9 +187,11 @@ class Run:
         runner = ChunkRunner(self._job, prepared, self)
         self._runners.append(runner)
         self._signal.watch(runner)
-        runner.run()
+        try:
+            runner.run()
+        finally:
+            self.seconds = time.monotonic() - self._started_s
         self.policies.look()  # a short batch may end before the first check
-        self.seconds = time.monotonic() - self._started_s
         self.prefix_cache_hit_rate = hit_rate(self.collector.servers())
         return runner.next_chunk
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import JobFailedError, TooManyErrorsError
 from pipemax_spark.request.prompts import PromptSource
 from tests.spark.conftest import Jobs, object_schema
 
@@ -91,6 +91,19 @@ def test_a_run_whose_rows_all_fail_shows_prompts_and_messages_of_some(jobs: Make
     assert len(sampled_prompts(page)) == 3
     assert all(re.fullmatch(r"Say \[\[error\]\] \d", prompt) for prompt in sampled_prompts(page))
     assert not {"All rows with answers", "How the answers are distributed"} & set(headings_of(page))
+
+
+def test_a_run_that_its_errors_stop_early_has_a_page_that_says_why(jobs: MakeJobs) -> None:
+    run = jobs()
+    # One row would take minutes, so the run cannot end before its errors are known.
+    run.write_input([(i, "[[slow 300]]" if i == 0 else f"[[error]] {i}") for i in range(1_500)])
+    with pytest.raises(TooManyErrorsError) as stopped:
+        run.run(id_columns=("id",))
+    page = page_of(run)
+    assert "The run was stopped" in page
+    assert str(stopped.value) in unescape(page)
+    assert "<b>0</b><span>rows" in page
+    assert f"Report   {run.directory}" in run.printed
 
 
 @pytest.mark.long  # a variant of the choices
