@@ -148,11 +148,11 @@ def test_an_engine_that_does_not_start_ends_the_trial_with_its_reason(tried: Tri
 
 def test_the_command_takes_the_job_s_options_and_its_help_leaves_out_those_about_the_output() -> None:
     assert set(OPTIONS) >= UNUSED
-    shown = CliRunner().invoke(try_app, ["--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(try_app, ["--help"], env={"COLUMNS": "80"}).output.split()
     for option in ("--rows", "--once", "--template", "--where", "--engine-python", "--response-format"):
-        assert f"{option} " in shown
+        assert option in shown
     for option in ("--output", "--incremental", "--no-sample", "--commit-every"):
-        assert f"{option} " not in shown
+        assert option not in shown
 
 
 @pytest.mark.parametrize(
