@@ -16,5 +16,5 @@ take() {  # take NAME PAGE HEIGHT
 take home artifacts/site/index.html 1150
 take how-it-works artifacts/site/how/index.html 1150
 report=$(find demo/runs -name report.html -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
-sed "s#$PWD/##g" "$report" >artifacts/report.html # paths as from the repository on
+sed "s#<wbr>##g; s#$PWD/##g" "$report" >artifacts/report.html # paths as from the repository on
 take report artifacts/report.html 2100

@@ -117,5 +117,7 @@ def duration(seconds: float) -> str:
     """Return a time in the unit that suits it."""
     if seconds < 120:
         return f"{seconds:.1f} s"
+    if seconds < 600:
+        return "{} min {} s".format(*divmod(round(seconds), 60))
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
