@@ -64,3 +64,12 @@ def test_the_wheel_with_an_engine_can_be_resolved(checkout: Path, tmp_path: Path
     (line,) = (line for line in LINES if f"[{extra}]" in line)
     line = re.sub(r"^(uv )?pip install", "uv pip install --dry-run", line)
     run(["bash", "-ec", line], cwd=checkout, env=active)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_the_gpu_lock_has_what_its_packages_require_on_each_python(version: str) -> None:
+    uv = str(Path(sys.executable).with_name("uv"))
+    options = ["--python-version", version, "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet"]
+    resolved = run([uv, "pip", "compile", "requirements/gpu.lock", *options], cwd=REPOSITORY)
+    assert resolved == (REPOSITORY / "requirements" / "gpu.lock").read_text(encoding="utf-8")
