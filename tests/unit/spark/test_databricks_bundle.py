@@ -1,8 +1,11 @@
-"""``conf/databricks``: the bundle against the field names of Databricks' own SDK, and against this package."""
+"""``deploy/databricks``: the bundle against the field names of Databricks' own SDK, and against this package."""
 
 import re
 import subprocess
+import sys
+import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from pipemax.wire import PACKAGE_VERSION
 from pipemax_spark.cli import app
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-BUNDLE = REPOSITORY / "conf" / "databricks" / "databricks.yml"
+BUNDLE = REPOSITORY / "deploy" / "databricks" / "databricks.yml"
 TOP_LEVEL = {"bundle", "variables", "resources", "targets"}
 
 
@@ -89,13 +92,44 @@ def test_the_driver_which_runs_no_engine_has_a_smaller_gpu_node_than_the_workers
     assert int(driver_size.removesuffix("xlarge")) < int(worker_size.removesuffix("xlarge"))
 
 
-def test_the_init_script_says_which_archive_is_missing(tmp_path: Path) -> None:
-    done = subprocess.run(
+def unpack(**variables: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["bash", BUNDLE.parent / "unpack_engine.sh"],
-        env={"PATH": "/usr/bin:/bin", "PIPEMAX_ENGINE_ARCHIVE": str(tmp_path / "engine.tar")},
+        env={"PATH": "/usr/bin:/bin", **{name: str(path) for name, path in variables.items()}},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert f"{tmp_path / 'engine.tar'} is not there" in done.stderr
+
+
+def test_the_init_script_says_which_file_is_missing(tmp_path: Path) -> None:
+    archive, wheel = tmp_path / "engine.tar", tmp_path / "pipemax.whl"
+    done = unpack(PIPEMAX_ENGINE_ARCHIVE=archive, PIPEMAX_WHEEL=wheel)
+    assert (done.returncode, f"{archive} is not there" in done.stderr) == (1, True)
+    archive.touch()
+    done = unpack(PIPEMAX_ENGINE_ARCHIVE=archive, PIPEMAX_WHEEL=wheel)
+    assert (done.returncode, f"{wheel} is not there" in done.stderr) == (1, True)
+    assert "PIPEMAX_WHEEL: name the wheel" in unpack(PIPEMAX_ENGINE_ARCHIVE=archive).stderr
+
+
+def test_the_wheel_that_the_nodes_install_is_the_one_of_the_task(job: dict[str, Any]) -> None:
+    variables = job["job_clusters"][0]["new_cluster"]["spark_env_vars"]
+    (task,) = job["tasks"]
+    assert [library["whl"] for library in task["libraries"]] == [variables["PIPEMAX_WHEEL"]]
+
+
+@pytest.mark.long
+def test_an_unpacked_engine_has_the_wheel_of_the_volume(tmp_path: Path) -> None:
+    packed, unpacked, archive = tmp_path / "packed", tmp_path / "unpacked", tmp_path / "engine.tar"
+    venv.create(packed, with_pip=True)
+    # What the archive has of requirements/gpu.lock is here what this environment has.
+    (site_packages,) = packed.glob("lib/python3.*/site-packages")
+    (site_packages / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run(["tar", "--create", "--file", archive, "--directory", packed, "."], check=True)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    done = unpack(PIPEMAX_ENGINE_ARCHIVE=archive, PIPEMAX_WHEEL=wheel, PIPEMAX_ENGINE_DIRECTORY=unpacked)
+    assert done.returncode == 0, done.stderr
+    (installed,) = unpacked.glob("lib/python3.*/site-packages/pipemax/serve/main.py")
+    assert installed.read_text() == (REPOSITORY / "engine/pipemax/serve/main.py").read_text()
