@@ -46,6 +46,23 @@ def test_the_readme_says_how_to_build_the_wheel_and_three_ways_to_install_it() -
     assert "hatchling build -t wheel -d dist\n" in makefile
 
 
+def test_setup_names_the_package_of_libnuma_where_it_is_missing(tmp_path: Path) -> None:
+    python = tmp_path / "python"  # finds everything but libnuma
+    python.write_text('#!/bin/sh\ncase "$2" in *libnuma*) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    variables = {"PYTHON": str(python), "VENV": str(tmp_path / "venv"), "LOCK": "requirements/cpu.lock"}
+    done = subprocess.run(
+        ["bash", "tools/setup.sh"],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables, "UV_VERSION": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "apt-get install libnuma1" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 @pytest.mark.long
 def test_the_wheel_for_spark_installs_and_its_commands_start(checkout: Path, tmp_path: Path) -> None:
     active = environment(tmp_path / "spark")
