@@ -78,6 +78,8 @@ lint: $(VENV)/ready
 	@$(BIN)/ruff format --check -q . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/shellcheck tools/*.sh deploy/databricks/*.sh
+	@$(BIN)/hadolint deploy/*.Dockerfile
 
 docs: $(VENV)/ready  ## Build the documentation site into artifacts/site; broken links and commands fail
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,8 +2,9 @@
 # One of seven slices of what is too long for `make test`: called by `make nightly`. tools/nightly.sh BIN DAY
 # DAY is any number, such as the day of the year. A slice has 25 minutes. The last line says which it was.
 # A slice has a part with engines of vLLM, which one worker runs, and a part through Spark for the other one.
+# shellcheck disable=SC2010,SC2017,SC2086,SC2207 # the names of tests have no spaces, and a share is to be rounded down
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 bin=$1
 day=$((10#${2:-$(date +%j)}))
 slice=$((day % 7)) share="" then=()

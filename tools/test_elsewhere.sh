@@ -3,7 +3,7 @@
 # tools/test_elsewhere.sh BIN PYTEST-ARGUMENTS. Ends with a table, and with status 1 if any was red.
 # With DAY=N only one of the seven runs: N is any number, such as the day of the year.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 bin=$1
 shift
 logs=logs/elsewhere table="" status=0 busy=() number=0

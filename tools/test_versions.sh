@@ -22,7 +22,7 @@ import pipemax_spark, pyarrow, pyspark
 print(f"\nSpark {pyspark.__version__}, pyarrow {pyarrow.__version__}: {pipemax_spark.__file__}", flush=True)
 PYTHON
     env -u PYTHONPATH "$environment/bin/python" -m pytest -c "$repository/pyproject.toml" --rootdir "$repository" "$@"
-    [ -n "$is_whole" ] && ls "$environment"/ivy/jars/*iceberg-spark-runtime* >/dev/null 2>&1 || continue
+    if [ -z "$is_whole" ] || ! ls "$environment"/ivy/jars/*iceberg-spark-runtime* >/dev/null 2>&1; then continue; fi
     env -u PYTHONPATH "$environment/bin/python" -m pytest -c "$repository/pyproject.toml" --rootdir "$repository" \
         -m iceberg tests/spark/iceberg
 done

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import yaml
 from py4j.protocol import Py4JJavaError
@@ -16,6 +17,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pipemax_spark.spark.session import DELTA_PACKAGES
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "spark"
+DEPLOY = CONF.parents[1] / "deploy"
 FILES = sorted(CONF.glob("*.conf"))
 ON_GPUS = [file for file in FILES if file.stem != "local"]
 KUBERNETES, YARN = (
@@ -37,6 +39,12 @@ def settings_of(file: Path) -> dict[str, str]:
     names = [pair[0] for pair in pairs]
     assert len(set(names)) == len(names), f"{file.name} sets something twice"
     return dict(pairs)
+
+
+def default_of(dockerfile: str, argument: str) -> str:
+    lines = (DEPLOY / dockerfile).read_text().splitlines()
+    (value,) = (line.partition("=")[2] for line in lines if line.startswith(f"ARG {argument}="))
+    return value
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -82,8 +90,26 @@ def test_spark_takes_a_profile_of_tasks_only_for_every_cluster(spark: Any, file:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_delta_fits_the_spark_of_the_lock_and_no_engine_is_kept_from_starting(file: Path) -> None:
     settings = settings_of(file)
-    assert settings["spark.jars.packages"] == DELTA_PACKAGES["4.2"]
+    packages = settings.get("spark.jars.packages")
+    if file == CONF / "kubernetes.conf":  # its image has the jars
+        assert packages is None
+        packages = default_of("spark.Dockerfile", "DELTA_PACKAGE")
+    assert packages == DELTA_PACKAGES["4.2"]
     assert "spark.executor.pyspark.memory" not in settings
+
+
+def test_the_images_have_what_the_settings_of_kubernetes_name() -> None:
+    dockerfile, conf = (DEPLOY / "spark.Dockerfile").read_text(), (CONF / "kubernetes.conf").read_text()
+    assert f"apache/spark:{pyspark.__version__}-scala2.13-java17-ubuntu" == default_of(
+        "spark.Dockerfile", "SPARK_IMAGE"
+    )
+    assert "local:///opt/pipemax/jobs/annotate.py" in conf
+    assert "COPY jobs/annotate.py /opt/pipemax/jobs/" in dockerfile
+    assert "--engine-python /opt/pipemax/engine/bin/python" in conf
+    assert "-m venv /opt/pipemax/engine" in (DEPLOY / "engine.Dockerfile").read_text()
+    for name in ("engine.Dockerfile", "spark.Dockerfile"):
+        users = [line for line in (DEPLOY / name).read_text().splitlines() if line.startswith("USER ")]
+        assert users[-1] == "USER 185:185"
 
 
 def test_the_pod_template_is_where_the_settings_say_and_has_shared_memory() -> None:
