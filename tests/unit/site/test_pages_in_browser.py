@@ -63,7 +63,7 @@ def test_no_page_is_too_wide_or_breaks_a_word_or_writes_to_the_console(site: Pat
     assert console == []
 
 
-@pytest.mark.parametrize("words", ["A100", "out of memory", "license"])
+@pytest.mark.parametrize("words", ["EMR", "A100", "out of memory", "license"])
 def test_the_search_finds_what_users_look_for_in_a_site_that_is_opened_from_a_folder(
     site: Path, tmp_path: Path, words: str
 ) -> None:
