@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -191,10 +193,15 @@ def command(table: str, own_python: str, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long  # a process
-def test_the_job_s_own_command_line_writes_nothing_and_leaves_no_process(
-    command: dict[str, Any], own_python: str, tmp_path: Path
+def test_the_job_s_own_command_line_runs_on_this_machine_writes_nothing_and_leaves_no_process(
+    command: dict[str, Any], own_python: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     command["args"] += ["--model", "fake"]
+    conf = tmp_path_factory.mktemp("spark") / "conf"
+    shutil.copytree(Path(pyspark.__file__).parent / "conf", conf)
+    with (conf / "spark-defaults.conf").open("a") as file:
+        file.write("\nspark.master spark://no.such.cluster:7077\n")
+    command["env"]["SPARK_CONF_DIR"] = str(conf)
     done = subprocess.run(**command, input="\nShout {text}\n", capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert answers(done.stdout) == [*said("Say", (0, 1)), *said("Shout", (0, 1))]
