@@ -155,8 +155,8 @@ def plan_capacity(
     """
     from rich.console import Console
 
+    from pipemax.cli.planned_model import planned_model
     from pipemax.policy.capacity import plan_capacity as plan_options
-    from pipemax.presets import load_model
 
     with one_line_errors():
         if price and len(price) != len(node):
@@ -166,7 +166,8 @@ def plan_capacity(
             {"mean": prompt_mean, "median": prompt_median},
             {"mean": output_mean, "median": output_median},
         )
-        shapes = load_model(model).with_kv_dtype(kv_dtype)
+        planned = planned_model(model)
+        shapes = planned.shapes.with_kv_dtype(kv_dtype)
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
         plans: list[_NodePlan] = []
         prices: list[float | None] = [*price] if price else [None] * len(node)
@@ -184,6 +185,7 @@ def plan_capacity(
                     gpus_per_engine=gpus_per_engine or (),
                     sample_rows=sample,
                     has_waves=waves,
+                    stock_only=planned.refusal,
                     seed=seed,
                     on_progress=show,
                 )
@@ -215,7 +217,7 @@ class _NodePlan:
 
 def _first_line(rows: int, model: "ModelSpec", node: "NodeSpec") -> str:
     gpus = f"{node.num_gpus} × {node.gpu.name}"
-    weights = f"{model.weight_bytes / _GB:,.0f} GB of weights"
+    weights = f"{model.num_params / 1e9:,.1f}B parameters, {model.weight_bytes / _GB:,.0f} GB of weights"
     return f"planning {rows:,} rows by {model.name} ({weights}) on {node.name} ({gpus})"
 
 

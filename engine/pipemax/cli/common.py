@@ -36,8 +36,8 @@ Model = Annotated[
     str,
     typer.Option(
         rich_help_panel=NODE_PANEL,
-        help="Model profile: llama2-70b, mixtral-8x7b, qwen3-8b, qwen3-32b, qwen3-235b-a22b, gpt-oss-120b, "
-        "gemma-3-27b, or a .yaml file of your own.",
+        help="A checkpoint's directory, its config.json, or org/name if it is in Hugging Face's cache; or a profile: "
+        "llama2-70b, mixtral-8x7b, qwen3-8b, qwen3-32b, qwen3-235b-a22b, gpt-oss-120b, gemma-3-27b, a .yaml file.",
     ),
 ]
 KvDtype = Annotated[

@@ -26,6 +26,8 @@ class KvGroups:
     window: int = 0
     window_tokens: int = 0
     """Of the window groups."""
+    fixed_blocks: int = 0
+    """Blocks that a row takes whatever its length: the state of recurrent layers, which stock vLLM keeps there too."""
 
     @property
     def count(self) -> int:
@@ -41,7 +43,7 @@ class KvGroups:
         What the first of them no longer attends to is free.
         """
         skipped = self.skipped_blocks(first, block_tokens)
-        return self.count * ceil_div(end, block_tokens) - self.window * skipped
+        return self.fixed_blocks + self.count * ceil_div(end, block_tokens) - self.window * skipped
 
     def running_blocks(self, tokens: int, block_tokens: int) -> int:
         """Return the blocks of a row that decodes, with KV of this many tokens, before its next step."""
@@ -54,7 +56,7 @@ class KvGroups:
     def fitting_tokens(self, first: int, num_blocks: int, block_tokens: int) -> int:
         """Return the end of the longest step that begins with token ``first`` and takes at most ``num_blocks``."""
         skipped = self.skipped_blocks(first, block_tokens)
-        return (num_blocks + self.window * skipped) // self.count * block_tokens
+        return (num_blocks - self.fixed_blocks + self.window * skipped) // self.count * block_tokens
 
     def prompt_blocks(self, tokens: int, block_tokens: int, *, in_flight_tokens: int) -> int:
         """Return the most blocks that a prompt holds while it is computed, for which vLLM asks before it starts one.
@@ -64,7 +66,7 @@ class KvGroups:
         """
         num_blocks = ceil_div(tokens, block_tokens)
         window_blocks = ceil_div(self.window_tokens - 1 + in_flight_tokens, block_tokens) + 1
-        return self.full * num_blocks + self.window * min(num_blocks, window_blocks)
+        return self.fixed_blocks + self.full * num_blocks + self.window * min(num_blocks, window_blocks)
 
 
 WHOLE_KV = KvGroups()

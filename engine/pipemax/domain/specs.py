@@ -10,9 +10,12 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Self
 
-from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec, WeightDtype, check_positive
+from pipemax.domain.hardware import AllReduceSpec, GpuSpec, LinkSpec, check_positive
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups, group_layers
+from pipemax.domain.model_spec import KvCacheDtype as KvCacheDtype
+from pipemax.domain.model_spec import ModelSpec as ModelSpec
 from pipemax.domain.tuned import FREED_ROWS_THAT_PAY
+from pipemax.domain.units import ceil_div
 
 
 class KvLayout(StrEnum):
@@ -22,17 +25,6 @@ class KvLayout(StrEnum):
     """All layers of a stage in one piece."""
     LAYER_FIRST = "layer_first"
     """One piece per layer, keys and values packed, as in vLLM."""
-
-
-class KvCacheDtype(StrEnum):
-    """The type in which the KV cache keeps keys and values."""
-
-    AUTO = "auto"
-    """As the checkpoint says, otherwise the type of the activations."""
-    FP8 = "fp8"
-    """vLLM's choice for the device, which is e4m3."""
-    FP8_E4M3 = "fp8_e4m3"
-    FP8_E5M2 = "fp8_e5m2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,147 +77,6 @@ class NodeSpec:
         )
 
 
-_BYTES_OF_WEIGHT = {WeightDtype.FP8: 1.0, WeightDtype.FP4: 0.5 + 1 / 16}
-"""Scales included: one for a block of 128 × 128 values in FP8, which is nothing, eight bits for 16 values in NVFP4."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """A decoder's shapes: enough for its bytes and its operations."""
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    """Feed-forward size; of one expert, if there are several."""
-    num_experts: int
-    """1 for a dense model."""
-    experts_per_token: int
-    vocab_size: int
-    bytes_per_value: int
-    """Bytes of one value of weights and activations."""
-    kv_bytes_per_value: int | None = None
-    """Bytes of one value of KV; ``None`` means ``bytes_per_value``."""
-    expert_bytes_per_value: float | None = None
-    """Bytes of one weight of an expert, scales included; ``None`` means ``bytes_per_value``."""
-    attention_bytes_per_value: float | None = None
-    """Bytes of one weight of attention, scales included; ``None`` means ``bytes_per_value``."""
-    weight_dtype: WeightDtype = WeightDtype.BF16
-    """In which the layers' products are computed. The head's are in 16 bits, as checkpoints leave it."""
-    latent_size: int | None = None
-    """Values that a layer keeps of a token under latent attention (MLA); ``None``: keys and values of each KV head.
-    ``num_kv_heads`` is then 1, and ``head_dim`` the mean of the sizes of keys and values, for the arithmetic."""
-    attention_params: int | None = None
-    """Parameters of one layer's attention, where they do not follow from the heads."""
-    window_tokens: int | None = None
-    """Tokens, a layer's own one included, to which layers with a sliding window attend; ``None``: there are none."""
-    full_layers: tuple[int, ...] = ()
-    """With windows, the layers that attend to all tokens, by number from 0."""
-
-    def __post_init__(self) -> None:
-        check_positive(self)
-        if self.full_layers and self.window_tokens is None:
-            raise ValueError(f"{self.name}: full_layers are given without window_tokens")
-        if any(not 0 <= layer < self.num_layers for layer in self.full_layers):
-            raise ValueError(f"{self.name}: full_layers {self.full_layers} of {self.num_layers} layers")
-        if self.experts_per_token > self.num_experts:
-            raise ValueError(f"{self.name}: {self.experts_per_token} experts a token of {self.num_experts}")
-
-    @property
-    def attention_params_per_layer(self) -> int:
-        if self.attention_params is not None:
-            return self.attention_params
-        return self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-
-    @property
-    def expert_params(self) -> int:
-        """The parameters of one expert of one layer: gate, up and down projections."""
-        return 3 * self.hidden_size * self.ffn_size
-
-    @property
-    def expert_weight_bytes(self) -> float:
-        """The bytes of one expert of one layer; of a dense model, of the layer's feed-forward part."""
-        per_value = self.expert_bytes_per_value
-        return self.expert_params * (self.bytes_per_value if per_value is None else per_value)
-
-    @property
-    def layer_weight_bytes(self) -> float:
-        """The bytes of one layer's weights, all experts included."""
-        return self.attention_weight_bytes + self.num_experts * self.expert_weight_bytes
-
-    @property
-    def attention_weight_bytes(self) -> float:
-        """The bytes of one layer's attention."""
-        per_value = self.attention_bytes_per_value
-        return self.attention_params_per_layer * (self.bytes_per_value if per_value is None else per_value)
-
-    @property
-    def head_params(self) -> int:
-        """The parameters of the output head; the input embedding has as many."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def head_weight_bytes(self) -> int:
-        return self.head_params * self.bytes_per_value
-
-    @property
-    def weight_bytes(self) -> float:
-        return self.num_layers * self.layer_weight_bytes + 2 * self.head_weight_bytes
-
-    @property
-    def active_params(self) -> int:
-        """The parameters multiplied for each token, the head included."""
-        per_layer = self.attention_params_per_layer + self.experts_per_token * self.expert_params
-        return self.num_layers * per_layer + self.head_params
-
-    @property
-    def kv_value_bytes(self) -> int:
-        return self.bytes_per_value if self.kv_bytes_per_value is None else self.kv_bytes_per_value
-
-    @property
-    def kv_bytes_per_token_and_layer(self) -> int:
-        values = 2 * self.num_kv_heads * self.head_dim if self.latent_size is None else self.latent_size
-        return values * self.kv_value_bytes
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self.num_layers * self.kv_bytes_per_token_and_layer
-
-    def in_grains(self, grain: int) -> Self:
-        """Return the model with the KV of ``grain`` tokens in each, and windows of as much KV as before."""
-        windows = None if self.window_tokens is None else self.window_tokens // grain
-        return replace(self, kv_bytes_per_value=grain * self.kv_value_bytes, window_tokens=windows)
-
-    def with_kv_dtype(self, dtype: KvCacheDtype) -> Self:
-        """Return the model with its KV in ``dtype``; ``auto`` leaves the profile's."""
-        return self if dtype is KvCacheDtype.AUTO else replace(self, kv_bytes_per_value=1)
-
-    def with_weights(self, dtype: WeightDtype) -> Self:
-        """Return the model with its layers' weights in ``dtype``, scales included; ``bf16`` leaves the profile's."""
-        if dtype is WeightDtype.BF16:
-            return self
-        per_value = _BYTES_OF_WEIGHT[dtype]
-        return replace(
-            self,
-            expert_bytes_per_value=per_value,
-            attention_bytes_per_value=per_value,
-            weight_dtype=dtype,
-        )
-
-    def windows_of(self, first: int, end: int) -> int:
-        """Return how many of the layers ``[first, end)`` have a window."""
-        if self.window_tokens is None:
-            return 0
-        return end - first - sum(first <= layer < end for layer in self.full_layers)
-
-    def kv_shards(self, tensor: int) -> int:
-        """Return into how many parts ``tensor`` GPUs split a stage's KV; more GPUs than KV heads hold copies."""
-        return min(tensor, self.num_kv_heads)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """``pipeline`` stages of ``tensor`` GPUs each."""
@@ -269,7 +120,7 @@ class KvCapacity:
 
     def gpu_rows(self, tokens: float) -> float:
         """Return how many rows of this many tokens the GPUs hold."""
-        if not self.groups.window:
+        if not self.groups.window and not self.groups.fixed_blocks:
             return self.gpu_tokens / tokens
         return self.gpu_blocks / self.groups.running_blocks(max(1, round(tokens)), self.block_tokens)
 
@@ -301,7 +152,8 @@ class KvCapacity:
 def block_layers(model: ModelSpec, parallelism: Parallelism, *, frees_windows: bool) -> list[int]:
     """Return for how many layers a KV block has room, by stage: for all of them, or for those of one group."""
     if not frees_windows or model.window_tokens is None:
-        return [*parallelism.layers_of(model)]
+        # A stage without KV has blocks of one layer's size, for its states.
+        return [max(1, model.kv_layers(first, end)) for first, end in parallelism.layer_ranges(model)]
     grouped = group_layers(model.num_layers, model.full_layers)
     return [grouped.most_layers(first, end) for first, end in parallelism.layer_ranges(model)]
 
@@ -320,16 +172,24 @@ def kv_capacity(
     ``frees_windows``: layers with windows have block tables of their own, as under stock vLLM; otherwise their KV is
     kept whole, as under PipeMax by default.
     """
-    groups, stage_layers = WHOLE_KV, parallelism.layers_of(model)
+    groups, ranges = WHOLE_KV, parallelism.layer_ranges(model)
     if frees_windows and model.window_tokens is not None:
         groups = group_layers(model.num_layers, model.full_layers).tables(model.window_tokens)
     room_layers = block_layers(model, parallelism, frees_windows=frees_windows)
     layer_bytes = block_tokens * model.kv_bytes_per_token_and_layer / model.kv_shards(parallelism.tensor)
     budget = node.gpu.memory_bytes * node.gpu_memory_fraction - node.gpu_reserve_bytes
     blocks = []
-    for stage, num_layers in enumerate(stage_layers):
-        num_heads = (stage == 0) + (stage == len(stage_layers) - 1)
-        weight_bytes = num_layers * model.layer_weight_bytes + num_heads * model.head_weight_bytes
+    if model.recurrent is not None:
+        states = (model.recurrent_layers(first, end) * model.recurrent.state_bytes for first, end in ranges)
+        stage_blocks = (
+            ceil_div(round(state / parallelism.tensor), round(room * layer_bytes))
+            for state, room in zip(states, room_layers, strict=True)
+        )
+        groups = replace(groups, fixed_blocks=max(stage_blocks))
+    for stage, (first, end) in enumerate(ranges):
+        num_heads = (stage == 0) + (stage == len(ranges) - 1)
+        num_heads = min(num_heads, model.num_heads_held(len(ranges)))
+        weight_bytes = model.weight_bytes_of(first, end) + num_heads * model.head_weight_bytes
         free_bytes = budget - weight_bytes / parallelism.tensor
         blocks.append(int(free_bytes // (room_layers[stage] * layer_bytes)))
     if min(blocks) < 1:

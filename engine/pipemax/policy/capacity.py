@@ -86,13 +86,15 @@ def plan_capacity(
     sample_rows: int | None = None,
     sizes: StepSizes = ALL_SIZES,
     has_waves: bool = False,
+    stock_only: str | None = None,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CapacityPlan:
     """Predict hours and cost of ``rows`` rows on one node, for every layout and policy.
 
     ``host_memory_bytes`` are the sizes to compare for PipeMax (default: the node's own), ``gpus_per_engine`` the sizes
-    of an engine (default: all that divide the node). With ``has_waves`` PipeMax's waves are on. ``sample_rows`` are
+    of an engine (default: all that divide the node). With ``has_waves`` PipeMax's waves are on. ``stock_only`` says why
+    only stock vLLM runs the model, as the end of "it …". ``sample_rows`` are
     simulated at most; layouts whose engines they do not fill are left out. By default there are as many as fill all
     engines. Host memory that holds the KV of the whole sample cannot be told from more: raise ``sample_rows`` to
     compare large sizes. ``on_progress`` is called with the simulated and all layouts.
@@ -128,13 +130,14 @@ def plan_capacity(
             rows=rows,
             price_per_hour=price_per_hour,
             with_stock=index == 0,  # stock vLLM keeps nothing on the host: one size is enough
+            with_pipemax=stock_only is None,
             sizes=sizes,
             has_waves=has_waves,
         )
     if not options:
         raise ValueError("; ".join(not_possible))
     options.sort(key=lambda option: -option.tokens_per_s)
-    chosen, reason = _choose(options)
+    chosen, reason = _choose(options, stock_only)
     return CapacityPlan(rows=rows, options=options, chosen=chosen, reason=reason, not_possible=not_possible)
 
 
@@ -173,13 +176,15 @@ def options_of(
     rows: int,
     price_per_hour: float | None = None,
     with_stock: bool = True,
+    with_pipemax: bool = True,
     sizes: StepSizes = ALL_SIZES,
     has_waves: bool = False,
 ) -> list[CapacityOption]:
     """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
     scenario = engine_scenario(node, model, layout, sample.first(ceil_div(rows, layout.replicas)))
     runs = [run_stock(scenario, layout, sizes.stock)] if with_stock else []
-    runs += run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)
+    if with_pipemax:
+        runs += run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)
     options = []
     for run in runs:
         hours = _hours(run.result, layout.replicas, rows)
@@ -229,10 +234,12 @@ def limiting_factor(result: SimulationResult) -> str:
     return "arithmetic"
 
 
-def _choose(options: Sequence[CapacityOption]) -> tuple[CapacityOption, str]:
+def _choose(options: Sequence[CapacityOption], stock_only: str | None) -> tuple[CapacityOption, str]:
     """Return the option to take, and why, in one clause; ``options`` are sorted by speed."""
     stock = next(option for option in options if option.policy is ChosenPolicy.VLLM)
     pipemax = next((option for option in options if option.policy is ChosenPolicy.PIPEMAX), None)
+    if stock_only is not None:
+        return stock, f"PipeMax does not run this model: it {stock_only}"
     if pipemax is None:
         return stock, "PipeMax needs an engine of two stages or more, and the model fits in no such layout"
     chosen, why = verdict(pipemax.tokens_per_s / stock.tokens_per_s)

@@ -86,6 +86,8 @@ def engine_scenario(
     More than ``enough_rows`` are there only if the GPUs hold so many: host memory is then not filled. Tokens come in
     grains of so many (``pipemax.sim.workloads.in_grains``).
     """
+    if model.recurrent is not None:  # stock vLLM keeps no state of a prefix
+        sample = replace(sample, shared_prefix_tokens=0)
     part = node.part(layout.gpus_per_engine)
     capacity = capacity_of(part, model, layout)
     host_tokens = capacity.host_blocks * capacity.block_tokens
@@ -161,10 +163,12 @@ def run_pipemax(
 
     Unless ``always_in_phases``, phases are simulated only where they may be faster than mixed steps.
     ``frees_windows`` is the engine config's.
-    The list is empty if the layout has one stage: no batch waits while another computes. It is also empty if the KV
-    of a row does not fit, of which stock vLLM keeps less where layers have windows, and where an engine refuses waves
-    that it is to have.
+    The list is empty if the layout has one stage: no batch waits while another computes. It is also empty for a model
+    with recurrent layers, if the KV of a row does not fit, of which stock vLLM keeps less where layers have windows,
+    and where an engine refuses waves that it is to have.
     """
+    if scenario.model.recurrent is not None:
+        return []
     workload = scenario.workload
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
     node, model = scenario.node, scenario.model
@@ -225,7 +229,7 @@ def pipemax_estimate(scenario: Scenario, layout: Layout, *, has_waves: bool = Fa
     link and the time of a step, which follows from the room. In waves they hold M/n + p(1 − 1.25/n), so that there is
     room for up to p blocks more. It costs a twentieth of a simulation of PipeMax.
     """
-    if layout.pipeline_parallel == 1:
+    if layout.pipeline_parallel == 1 or scenario.model.recurrent is not None:
         return None
     bigger = replace(
         scenario.node.gpu, memory_bytes=_memory_with_copies(scenario, layout, has_waves=has_waves)

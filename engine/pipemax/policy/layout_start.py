@@ -16,6 +16,7 @@ from typing import Any
 
 from pipemax.checkpoint.local_files import model_directory, weight_file_bytes
 from pipemax.checkpoint.model_config import max_model_len, read_model_config
+from pipemax.checkpoint.model_kinds import refusal_under_pipemax
 from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.config import EngineConfig, Policy, Waves
 from pipemax.control.times.calibration import Calibration, load_calibration
@@ -88,7 +89,7 @@ def settle_layout(
             lengths, min(LAYOUT_SAMPLE_ROWS, lengths.rows or LAYOUT_SAMPLE_ROWS), max_model_len=longest
         ),
         fixed=fixed,
-        policy=config.policy,
+        policy=stock_if_open(config.policy) if refusal_under_pipemax(model_config) else config.policy,
         max_model_len=longest,
         frees_windows=config.frees_windows,
         has_waves=config.waves is Waves.ON,

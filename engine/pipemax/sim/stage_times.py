@@ -9,10 +9,12 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from pipemax.domain.hardware import GpuSpec
+from pipemax.domain.layer_kinds import LayerKind, Mixer
 from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism
 
 EXPERT_TILE_TOKENS = 16
 """Grouped products of a mixture of experts pad each expert's tokens only to a small tile."""
+_OPERATIONS_OF_STATE_BYTE = 4
 RESIDUAL_STREAMS = 2
 """vLLM sends hidden states and residual from stage to stage."""
 
@@ -99,9 +101,11 @@ class StageTimes:
         self._model = model
         self._tensor = parallelism.tensor
         self.layers = parallelism.layers_of(model)
-        self._windows = [model.windows_of(first, end) for first, end in parallelism.layer_ranges(model)]
+        ranges = parallelism.layer_ranges(model)
+        self._kinds = [model.layer_kinds(first, end) for first, end in ranges]
+        self._all_kinds = [*model.layer_kinds(0, model.num_layers)]
         layer_bytes, shards = model.kv_bytes_per_token_and_layer, model.kv_shards(self._tensor)
-        self._kv_bytes_per_token = [num_layers * layer_bytes / shards for num_layers in self.layers]
+        self._kv_bytes_per_token = [model.kv_layers(*layers) * layer_bytes / shards for layers in ranges]
 
     def stage_s(self, work: StepWork) -> list[float]:
         """Return the seconds on each stage, all-reduce included; of a mixed step with the GPU's ``mixed_cost``."""
@@ -112,17 +116,33 @@ class StageTimes:
         return [decode + cost * (step - decode) for decode, step in zip(decode_s, step_s, strict=True)]
 
     def _plain_stage_s(self, work: StepWork) -> list[float]:
-        layer_s = self._linear_layer_s(work.tokens) + self.all_reduce_layer_s(work.tokens)
-        full_s = layer_s + self._attention_layer_s(work.decode_context_tokens, work.prefill_pairs)
-        window_s = full_s
-        if self._model.window_tokens is not None:
-            window_s = layer_s + self._attention_layer_s(*work.within_window(self._model.window_tokens))
+        layer_s = self._layer_s(work)
         times = [
-            self._node.gpu.step_overhead_s + (num_layers - windows) * full_s + windows * window_s
-            for num_layers, windows in zip(self.layers, self._windows, strict=True)
+            sum((number * layer_s[kind] for kind, number in kinds.items()), self._node.gpu.step_overhead_s)
+            for kinds in self._kinds
         ]
         times[-1] += self._head_s(work.outputs)
         return times
+
+    def _layer_s(self, work: StepWork) -> dict[LayerKind, float]:
+        """Return the seconds of one layer of each kind."""
+        reduce_s = self.all_reduce_layer_s(work.tokens)
+        linear_s: dict[tuple[bool, bool], float] = {}
+        seconds: dict[LayerKind, float] = {}
+        for kind in self._all_kinds:
+            products = (kind.mixer is Mixer.RECURRENT, kind.is_dense)
+            if products not in linear_s:
+                linear_s[products] = self._linear_layer_s(kind, work.tokens)
+            seconds[kind] = linear_s[products] + reduce_s + self._mixer_s(kind.mixer, work)
+        return seconds
+
+    def _mixer_s(self, mixer: Mixer, work: StepWork) -> float:
+        """Return the seconds of attention to KV, or of a recurrent layer's state."""
+        if mixer is Mixer.RECURRENT:
+            return self._recurrent_layer_s(work)
+        if mixer is Mixer.WINDOW and self._model.window_tokens is not None:
+            return self._attention_layer_s(*work.within_window(self._model.window_tokens))
+        return self._attention_layer_s(work.decode_context_tokens, work.prefill_pairs)
 
     def all_reduce_layer_s(self, tokens: int) -> float:
         """Return the all-reduce seconds of one layer: one after attention and one after the feed-forward part."""
@@ -138,13 +158,15 @@ class StageTimes:
         model = self._model
         return RESIDUAL_STREAMS * tokens * model.hidden_size * model.bytes_per_value / self._tensor
 
-    def _linear_layer_s(self, tokens: int) -> float:
+    def _linear_layer_s(self, kind: LayerKind, tokens: int) -> float:
         gpu, model = self._node.gpu, self._model
-        weight_bytes = float(model.attention_weight_bytes)
-        operations = model.attention_params_per_layer * product_tokens(gpu, tokens)
-        if model.num_experts == 1:
-            weight_bytes += model.expert_weight_bytes
-            operations += model.expert_params * product_tokens(gpu, tokens)
+        params = model.mixer_params(kind)
+        weight_bytes = float(params * model.attention_value_bytes)
+        operations = params * product_tokens(gpu, tokens)
+        if model.num_experts == 1 or kind.is_dense:
+            ffn_params = model.ffn_params(kind, 1)
+            weight_bytes += ffn_params * model.expert_value_bytes
+            operations += ffn_params * product_tokens(gpu, tokens)
         else:
             touched = model.num_experts * (
                 1 - (1 - model.experts_per_token / model.num_experts) ** max(1, tokens)
@@ -156,6 +178,17 @@ class StageTimes:
         weights_s = weight_bytes / gpu.hbm_bytes_per_s
         compute_s = 2 * operations / gpu.product_flops_per_s(model.weight_dtype)
         return smooth_max_s(gpu, weights_s, compute_s) / self._tensor
+
+    def _recurrent_layer_s(self, work: StepWork) -> float:
+        """Return the seconds of reading and writing each decoding row's state, and of the prompts' part in it.
+
+        A prompt's token counts as ``_OPERATIONS_OF_STATE_BYTE`` operations for each byte of state, which is a guess.
+        """
+        gpu, recurrent = self._node.gpu, self._model.recurrent
+        assert recurrent is not None
+        moved_s = 2 * work.decode_requests * recurrent.state_bytes / gpu.hbm_bytes_per_s
+        operations = _OPERATIONS_OF_STATE_BYTE * recurrent.state_bytes * work.prefill_tokens
+        return (moved_s + operations / gpu.flops_per_s) / self._tensor
 
     def _attention_layer_s(self, context_tokens: int, pairs: float) -> float:
         gpu, model = self._node.gpu, self._model

@@ -14,6 +14,7 @@ from pipemax.cli.capacity import count_of_rows
 from tests.fakes.little_profiles import little_options
 from tests.golden.scenarios import TRACES
 
+CONFIGS = Path(__file__).parents[2] / "fakes" / "model_configs"
 FILLED = ["--workload", "longbench", "--sample", "120"]
 """Rows so long that these fill the engines."""
 
@@ -160,7 +161,58 @@ def test_without_a_price_the_plan_has_hours_only(small: list[str], tmp_path: Pat
     assert "hours" in result.output
     assert "cost" not in result.output
     assert {option["cost"] for option in json.loads(path.read_text())} == {None}
-    assert result.output.startswith("planning 20 rows by little (28 GB of weights) on little (8 × RTX 5090)")
+    assert result.output.startswith(
+        "planning 20 rows by little (14.2B parameters, 28 GB of weights) on little (8 × RTX 5090)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "chosen"),
+    [
+        ("glm-4.5-air", "106.8B parameters, 214 GB", "chosen: "),
+        ("deepseek-v3", "670.9B parameters, 673 GB", "chosen: "),
+        (
+            "qwen3-next-80b-a3b",
+            "79.6B parameters, 159 GB",
+            "does not run this model: it has Mamba or linear-att",
+        ),
+        (
+            "deepseek-v3.2",
+            "671.8B parameters, 674 GB",
+            "does not run this model: it has sparse latent attention",
+        ),
+        ("llama-3.1-70b-awq", "70.6B parameters, 40 GB", "chosen: "),
+        ("qwen3-30b-a3b-nvfp4", "30.5B parameters, 18 GB", "chosen: "),
+    ],
+)
+def test_a_model_in_no_table_is_planned_from_its_config_json(model: str, line: str, chosen: str) -> None:
+    result = run(
+        *["plan-capacity", "--rows", "64", "--model", str(CONFIGS / f"{model}.json"), "--node", "8xB200"],
+        *["--gpus-per-engine", "8", "--output-mean", "30", "--output-median", "20"],
+    )
+    assert result.exit_code == 0, result.output
+    assert f"planning 64 rows by {model} ({line}" in message_of(result)
+    assert chosen in message_of(result)
+
+
+def test_a_model_of_the_hub_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--meta--Llama-AWQ" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    arguments = ["plan-capacity", "--rows", "8", "--node", "2xL40S", "--model", "meta/Llama-AWQ"]
+    missing = run(*arguments)
+    assert "get it with: hf download meta/Llama-AWQ config.json" in message_of(missing)
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc\n")
+    (snapshot / "config.json").write_text((CONFIGS / "llama-3.1-70b-awq.json").read_text())
+    result = run(*arguments, "--gpus-per-engine", "2", "--output-mean", "20", "--output-median", "15")
+    assert "planning 8 rows by meta/Llama-AWQ (70.6B parameters" in message_of(result)
+
+
+def test_an_unknown_model_lists_what_there_is() -> None:
+    result = run("plan-capacity", "--rows", "10", "--model", "llama-9")
+    assert "no model 'llama-9': give one of the profiles gemma-3-27b" in message_of(result)
 
 
 def test_layouts_that_the_sample_does_not_fill_are_left_out(small: list[str]) -> None:

@@ -138,6 +138,17 @@ def test_on_an_unknown_machine_replicas_have_as_few_gpus_as_hold_the_model(
     assert settled.reason.endswith("could not be simulated: the rates of a Voodoo 2 are not known")
 
 
+def test_a_model_that_pipemax_refuses_gets_the_layout_in_which_stock_vllm_is_fastest(
+    checkpoint: Path,
+) -> None:
+    config = checkpoint / "config.json"
+    hybrid = {"model_type": "qwen3_next", "num_hidden_layers": 4, "hidden_size": 2048, "vocab_size": 32000}
+    config.write_text(json.dumps({**hybrid, "max_position_embeddings": 4096}), encoding="utf-8")
+    settled = settle(checkpoint, node=two_gpus(bus_bytes_per_s=1e15), policy="auto")
+    assert "simulated" in settled.reason
+    assert "PipeMax" not in settled.reason
+
+
 def test_heads_that_do_not_divide_make_stages_of_the_gpus_that_hold_a_model(checkpoint: Path) -> None:
     write_weights(checkpoint, 120)
     gpus = [f"GPU-{number}" for number in range(3)]

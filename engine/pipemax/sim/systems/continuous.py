@@ -281,7 +281,7 @@ class ContinuousBatching:
         Its last blocks are taken by others first.
         """
         dropped = self._dropped.pop(prompt.request, None)
-        if dropped is None:
+        if dropped is None or pool.groups.fixed_blocks:  # a state is not kept
             return 0
         num_lost = max(0, pool.num_taken - dropped.num_taken - dropped.num_ahead)
         # Only full blocks are found, and the last token is computed whatever is found.
