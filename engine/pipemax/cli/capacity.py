@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pipemax.domain.specs import ModelSpec, NodeSpec
-    from pipemax.domain.workload import WorkloadSpec
+    from pipemax.domain.workload import LengthStatistics, WorkloadSpec
     from pipemax.policy.capacity import CapacityOption, CapacityPlan
+    from pipemax.sim.workloads import SampledRows
 
 _GB = 1e9
 
@@ -107,6 +108,37 @@ Sample = Annotated[
     ),
 ]
 
+InputTable = Annotated[
+    str | None,
+    typer.Option(
+        "--input",
+        metavar="PATH",
+        rich_help_panel=ROWS_PANEL,
+        help="Delta table or Parquet files whose prompts' lengths count, in place of a length profile: 10,000 rows are "
+        "sampled. With --template or --prompt-tokens-column, and --output-mean or --outputs-of.",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=ROWS_PANEL, help="The job's template, with columns of --input: 'Summarise: {body}'."
+    ),
+]
+TokensColumn = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=ROWS_PANEL, help="Column of --input with the prompt's tokens, in place of --template."
+    ),
+]
+OutputsOf = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        rich_help_panel=ROWS_PANEL,
+        help="Output table of an earlier run, whose outputs' lengths count (annotation.completion_tokens).",
+    ),
+]
+
 HasWaves = Annotated[
     bool,
     typer.Option(
@@ -135,6 +167,10 @@ def plan_capacity(
     output_median: Annotated[
         float | None, typer.Option(rich_help_panel=ROWS_PANEL, help="Median output length in tokens.")
     ] = None,
+    table: InputTable = None,
+    template: Template = None,
+    prompt_tokens_column: TokensColumn = None,
+    outputs_of: OutputsOf = None,
     host_memory: HostMemory = None,
     gpus_per_engine: Divisions = None,
     sample: Sample = None,
@@ -156,6 +192,7 @@ def plan_capacity(
     from rich.console import Console
 
     from pipemax.cli.planned_model import planned_model
+    from pipemax.cli.table_lengths import TableSource
     from pipemax.policy.capacity import plan_capacity as plan_options
 
     with one_line_errors():
@@ -167,8 +204,18 @@ def plan_capacity(
             {"mean": output_mean, "median": output_median},
         )
         planned = planned_model(model)
-        shapes = planned.shapes.with_kv_dtype(kv_dtype)
         console = Console(width=None if Console().is_terminal else FILE_COLUMNS)
+        lengths: WorkloadSpec | SampledRows = statistics
+        if table is not None:
+            if output_mean is None and outputs_of is None:
+                raise ValueError("--input says how long prompts are: give --output-mean or --outputs-of too")
+            console.print(f"sampling {table}", highlight=False)
+            source = TableSource(table, template, prompt_tokens_column, outputs_of, planned.directory, seed)
+            lengths, counted = source.sampled_rows(statistics.output)
+            console.print(counted, highlight=False)
+        elif template or prompt_tokens_column or outputs_of:
+            raise ValueError("--template, --prompt-tokens-column and --outputs-of go with --input")
+        shapes = planned.shapes.with_kv_dtype(kv_dtype)
         plans: list[_NodePlan] = []
         prices: list[float | None] = [*price] if price else [None] * len(node)
         for name, hourly in zip(node, prices, strict=True):
@@ -178,7 +225,7 @@ def plan_capacity(
                 plan = plan_options(
                     spec,
                     shapes,
-                    statistics,
+                    lengths,
                     rows=rows,
                     price_per_hour=hourly,
                     host_memory_bytes=[size * _GB for size in host_memory or ()],
@@ -236,19 +283,27 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 def length_statistics(
     profile: str, prompt: dict[str, float | None], output: dict[str, float | None]
 ) -> "WorkloadSpec":
-    """Return a profile's length statistics, with the means and medians that the caller gave in their place."""
+    """Return a profile's length statistics, with the means and medians that the caller gave in their place.
+
+    A mean without a median moves the profile's median with it.
+    """
     from dataclasses import replace
 
     from pipemax.presets import load_workload
 
     spec = load_workload(profile)
 
-    def known(side: dict[str, float | None]) -> dict[str, Any]:
-        return {name: value for name, value in side.items() if value is not None}
+    def changed(side: "LengthStatistics", values: dict[str, float | None]) -> "LengthStatistics":
+        mean, median = values["mean"], values["median"]
+        if mean is not None and median is None:
+            median = max(side.least, side.median * mean / side.mean)
+        return replace(
+            side,
+            mean=side.mean if mean is None else mean,
+            median=side.median if median is None else median,
+        )
 
-    return replace(
-        spec, prompt=replace(spec.prompt, **known(prompt)), output=replace(spec.output, **known(output))
-    )
+    return replace(spec, prompt=changed(spec.prompt, prompt), output=changed(spec.output, output))
 
 
 def _table(plan: "CapacityPlan", node: "NodeSpec", kv_dtype: KvCacheDtype, *, has_waves: bool) -> "Table":

@@ -28,7 +28,7 @@ from pipemax.policy.layout_runs import (
 )
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.sim.result import SimulationResult, table_seconds
-from pipemax.sim.workloads import Workload, draw_workload
+from pipemax.sim.workloads import SampledRows, Workload, draw_workload
 
 SAMPLE_ROWS = 6000
 """Rows simulated for each layout, unless the GPUs need more to be full or the host's pool is full with fewer."""
@@ -77,7 +77,7 @@ class CapacityPlan:
 def plan_capacity(
     node: NodeSpec,
     model: ModelSpec,
-    statistics: WorkloadSpec,
+    statistics: WorkloadSpec | SampledRows,
     *,
     rows: int,
     price_per_hour: float | None = None,
@@ -144,7 +144,7 @@ def plan_capacity(
 def _sample(
     node: NodeSpec,
     model: ModelSpec,
-    statistics: WorkloadSpec,
+    statistics: WorkloadSpec | SampledRows,
     layouts: Sequence[Layout],
     *,
     rows: int,
@@ -154,7 +154,10 @@ def _sample(
     """Return the rows to simulate, and how many of them each layout needs to be full, at most those of its engines."""
 
     def draw(count: int) -> Workload:
-        return draw_workload(statistics, count, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        if isinstance(statistics, SampledRows):
+            return statistics.draw(count, rng)
+        return draw_workload(statistics, count, rng)
 
     sample = draw(sample_rows or SAMPLE_ROWS)
     needed = {

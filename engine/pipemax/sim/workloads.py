@@ -116,6 +116,27 @@ def draw_workload(spec: WorkloadSpec, num_requests: int, rng: np.random.Generato
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """Rows by the lengths of some of a table's prompts, and of outputs or their statistics."""
+
+    prompt_tokens: tuple[int, ...]
+    outputs: tuple[int, ...] | LengthStatistics
+
+    def draw(self, num_requests: int, rng: np.random.Generator) -> Workload:
+        """Draw prompts and outputs, each by itself; more than were sampled are drawn again."""
+        prompts = _resampled(self.prompt_tokens, num_requests, rng)
+        if isinstance(self.outputs, LengthStatistics):
+            outputs = draw_outputs(self.outputs, np.full(num_requests, self.outputs.most), rng)
+        else:
+            outputs = _resampled(self.outputs, num_requests, rng)
+        return Workload(name="sampled rows", prompt_tokens=prompts, output_tokens=outputs)
+
+
+def _resampled(lengths: tuple[int, ...], count: int, rng: np.random.Generator) -> Ints:
+    return rng.choice(np.array(lengths, dtype=np.int64), count, replace=count > len(lengths))
+
+
 def draw_outputs(statistics: LengthStatistics, most_tokens: Ints, rng: np.random.Generator) -> Ints:
     """Draw an output length for each entry of ``most_tokens``, which is the longest that it may be."""
     lengths = _solve(statistics, _quantiles(len(most_tokens), rng), most_tokens)
