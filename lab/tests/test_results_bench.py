@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from lab.bench.results.__main__ import chosen_groups, main, run_cells, run_pipemax
-from lab.bench.results.cells import Cell, System, pipemax_cells, read, stock_cells, write
+from lab.bench.results.cells import Cell, System, pipemax_cells, stock_cells
+from lab.bench.results.pays import print_page
 from lab.bench.results.remaining import Remaining
 from lab.bench.results.settings import GROUPS, MAIN, Setting
+from lab.bench.results.store import Store
 from lab.bench.results.tables import drawing, print_tables
 from pipemax.presets import read_preset
 
@@ -25,64 +27,71 @@ def setting(tmp_path: Path) -> Setting:
     return Setting(node=str(tmp_path / "pair.yaml"), model=str(tmp_path / "little.yaml"), rows=60, seeds=(0,))
 
 
-def finish(setting: Setting, directory: Path) -> list[Cell]:
+def finish(setting: Setting, store: Store) -> list[Cell]:
     """Run what is missing of a setting; return all its cells."""
-    directory.mkdir(exist_ok=True)
     first = stock_cells([setting])
-    remaining = Remaining(first, directory, num_jobs=1)
-    run_cells(first, directory, remaining, 1)
-    run_pipemax([setting], directory, remaining, 1)
+    remaining = Remaining(first, store, num_jobs=1)
+    run_cells(first, store, remaining, 1)
+    run_pipemax([setting], store, remaining, 1)
     assert str(remaining) == "0 minutes left with 1 jobs"
-    return [*first, *pipemax_cells([setting], directory)]
+    return [*first, *pipemax_cells([setting], store)]
 
 
-def test_a_run_makes_a_file_for_each_cell_and_goes_on_where_it_was(
+def test_a_run_writes_a_line_for_each_cell_and_goes_on_where_it_was(
     setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = tmp_path / "cells"
-    cells = finish(setting, directory)
-    assert {cell.file_name for cell in cells} == {path.name for path in directory.iterdir()}
+    file = tmp_path / "tables.jsonl"
+    cells = finish(setting, Store(file))
+    lines = file.read_text().splitlines()
+    assert {json.loads(line)["cell"] for line in lines} == {cell.name for cell in cells}
     assert {cell.system for cell in cells} == {*System}
     assert capsys.readouterr().err.count(" s; ") == len(cells)
-    lost = cells[1]
-    lost.path(directory).rename(lost.path(directory).with_suffix(".part1"))  # as a killed run leaves it
-    finish(setting, directory)
+    file.write_text("\n".join(lines)[:-5])  # as a killed run leaves it
+    store = Store(file)
+    finish(setting, store)
     assert capsys.readouterr().err.count(" s; ") == 1
-    assert read(lost, directory)["runs"]
-    print_tables({"Little": [setting]}, directory)
+    assert [json.loads(line)["cell"] for line in file.read_text().splitlines()] == [
+        json.loads(line)["cell"] for line in lines
+    ]
+    print_tables({"Little": [setting]}, store)
     whole, steady = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| pair"))
     assert whole.count("|") == steady.count("|") == 10
     assert "not done" not in whole + steady
+    print_page([setting], store)
+    *_, line = capsys.readouterr().out.splitlines()
+    assert 0.3 < float(line.split("|")[6]) < 4.0
+    assert float(line.split("|")[7]) > 0
 
 
 def test_all_cells_of_a_table_do_as_many_tokens(setting: Setting, tmp_path: Path) -> None:
-    finish(setting, tmp_path / "cells")
-    done = drawing(setting, 0, tmp_path / "cells").done
+    store = Store(tmp_path / "tables.jsonl")
+    finish(setting, store)
+    done = drawing(setting, 0, store).done
     tokens = {rates["tokens"] for figures in done.values() for rates in figures["runs"].values()}
     assert max(tokens) <= 1.02 * min(tokens)
     assert len({cell.layout for cell in done}) == 3
 
 
 def test_figures_that_cannot_be_end_the_command(setting: Setting, tmp_path: Path) -> None:
-    directory = tmp_path / "cells"
-    cells = finish(setting, directory)
+    store = Store(tmp_path / "tables.jsonl")
+    cells = finish(setting, store)
     (pipemax,) = (cell for cell in cells if cell.system is System.PIPEMAX)
-    right = read(pipemax, directory)
+    right = store[pipemax]
 
     def faulty(**changes: float) -> None:
         figures = json.loads(json.dumps(right))
         figures["runs"][figures["steady"]] |= changes
-        write(pipemax, directory, figures)
+        store[pipemax] = figures
 
     faulty(whole=right["runs"][right["whole"]]["whole"] * 20)
     with pytest.raises(ValueError, match=r"pipemax / stock of .* cannot be"):
-        print_tables({"Little": [setting]}, directory)
-    faulty(steady=read(Cell(**_stock_of(pipemax)), directory)["bound"] * 1.2)
+        print_tables({"Little": [setting]}, store)
+    faulty(steady=store[Cell(**_stock_of(pipemax))]["bound"] * 1.2)
     with pytest.raises(ValueError, match="above what all KV on GPUs gives"):
-        print_tables({"Little": [setting]}, directory)
+        print_tables({"Little": [setting]}, store)
     faulty(tokens=right["runs"][right["steady"]]["tokens"] // 2)
     with pytest.raises(ValueError, match="cells of one table did"):
-        print_tables({"Little": [setting]}, directory)
+        print_tables({"Little": [setting]}, store)
 
 
 def _stock_of(cell: Cell) -> dict[str, object]:
@@ -92,11 +101,11 @@ def _stock_of(cell: Cell) -> dict[str, object]:
 def test_what_is_not_done_is_said(
     setting: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_tables({"Little": [setting]}, tmp_path)
+    print_tables({"Little": [setting]}, Store(tmp_path / "none.jsonl"))
     assert capsys.readouterr().out.count("seed 0: stock vLLM is not done") == 2
 
 
-def test_no_table_has_more_rows_than_it_may_and_no_two_settings_share_files() -> None:
+def test_no_table_has_more_rows_than_it_may_and_no_two_settings_share_names() -> None:
     settings = [setting for group in GROUPS.values() for setting in group]
     assert len({setting.name for setting in settings}) == len(settings)
     long = [setting for setting in settings if setting.rows > 6000]

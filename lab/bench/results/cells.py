@@ -1,17 +1,14 @@
-"""One cell: a system with its best step size in one layout of a setting, on one drawing of its table; a JSON file each.
+"""One cell: a system with its best step size in one layout of a setting, on one drawing of its table; by simulation.
 
 A table is divided among the replicas of a layout, so that every cell of a setting does as many rows and tokens.
 """
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lab.bench.bound import pipemax_bound
 from lab.bench.results.settings import Setting
@@ -26,6 +23,9 @@ from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.pipemax import PipeMaxSystem
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, mixed_batching
 from pipemax.sim.systems.scenario import Scenario
+
+if TYPE_CHECKING:
+    from lab.bench.results.store import Store
 
 STOCK_STEPS = (128, 256, 512, 1024, 2048, 4096)
 MIXED_STEPS = (128, 256, 512, 2048)
@@ -48,7 +48,7 @@ class System(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One file of results."""
+    """One line of the results."""
 
     setting: Setting
     seed: int
@@ -57,15 +57,13 @@ class Cell:
     """``None`` for the choice."""
 
     @property
-    def file_name(self) -> str:
+    def name(self) -> str:
+        """The name of the cell's line in the file of results."""
         where = "" if self.layout is None else f"--{str(self.layout).replace(' × ', '-').replace(' ', '')}"
-        return f"{self.setting.name}--seed{self.seed}--{self.system}{where}.json"
-
-    def path(self, directory: Path) -> Path:
-        return directory / self.file_name
+        return f"{self.setting.name}--seed{self.seed}--{self.system}{where}"
 
     def run(self) -> dict[str, Any]:
-        """Simulate the cell; return what its file holds: rates are of the whole node, in tokens/s."""
+        """Simulate the cell; return its figures: rates are of the whole node, in tokens/s."""
         begin_s = time.process_time()
         figures = _choose(self.setting) if self.layout is None else self._simulate(self.layout)
         return figures | {"cpu_s": round(time.process_time() - begin_s, 1)}
@@ -166,21 +164,19 @@ def stock_cells(settings: Iterable[Setting]) -> list[Cell]:
     return cells
 
 
-def pipemax_cells(settings: Iterable[Setting], directory: Path) -> list[Cell]:
+def pipemax_cells(settings: Iterable[Setting], done: "Store") -> list[Cell]:
     """Return PipeMax's cells as far as they are known: those done, and of each table the next that may be the fastest.
 
     Layouts come in the order of their bounds. The first is run whatever its bound, so that each table has PipeMax's
     figure, another one if its bound is above the fastest run so far.
     """
-    return [
-        cell for setting in settings for seed in setting.seeds for cell in _of_table(setting, seed, directory)
-    ]
+    return [cell for setting in settings for seed in setting.seeds for cell in _of_table(setting, seed, done)]
 
 
-def _of_table(setting: Setting, seed: int, directory: Path) -> Iterator[Cell]:
+def _of_table(setting: Setting, seed: int, done: "Store") -> Iterator[Cell]:
     best, bounds = 0.0, dict[Layout, float]()
     for layout in layouts_of(setting):
-        figures = read(Cell(setting=setting, seed=seed, system=System.STOCK, layout=layout), directory)
+        figures = done[Cell(setting=setting, seed=seed, system=System.STOCK, layout=layout)]
         best = max(best, steady_rate(figures))
         if "bound" in figures:
             bounds[layout] = figures["bound"]
@@ -190,25 +186,11 @@ def _of_table(setting: Setting, seed: int, directory: Path) -> Iterator[Cell]:
             return
         cell = Cell(setting=setting, seed=seed, system=System.PIPEMAX, layout=layout)
         yield cell
-        if not cell.path(directory).exists():
+        if cell not in done:
             return
-        best = max(best, steady_rate(read(cell, directory)))
+        best = max(best, steady_rate(done[cell]))
 
 
 def steady_rate(figures: dict[str, Any]) -> float:
     """Return the steady tokens/s of a cell's fastest run."""
     return float(figures["runs"][figures["steady"]]["steady"])
-
-
-def read(cell: Cell, directory: Path) -> dict[str, Any]:
-    """Return what a cell's file holds. ``FileNotFoundError`` unless it was run."""
-    figures: dict[str, Any] = json.loads(cell.path(directory).read_text(encoding="utf-8"))
-    return figures
-
-
-def write(cell: Cell, directory: Path, figures: dict[str, Any]) -> None:
-    """Write a cell's file, whole or not at all."""
-    path = cell.path(directory)
-    part = path.with_suffix(f".part{os.getpid()}")
-    part.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 
-from lab.bench.results.cells import Cell, System, read
+from lab.bench.results.cells import Cell, System
 from lab.bench.results.settings import Setting
+from lab.bench.results.store import Store
 from pipemax.presets import load_workload
 
 _SECONDS_PER_MILLION = {
@@ -21,9 +21,9 @@ _SECONDS_PER_MILLION = {
 class Remaining:
     """Expects each cell to take its share of tokens, at the rate of the system's cells so far."""
 
-    def __init__(self, first: Sequence[Cell], directory: Path, *, num_jobs: int) -> None:
+    def __init__(self, first: Sequence[Cell], done: Store, *, num_jobs: int) -> None:
         """``first`` are the cells before PipeMax's, of which there is at least one for each drawing of a table."""
-        self._directory = directory
+        self._store = done
         self._num_jobs = num_jobs
         self._spent_s = dict.fromkeys(System, 0.0)
         self._spent_tokens = dict.fromkeys(System, 0.0)
@@ -37,8 +37,8 @@ class Remaining:
         """Take these as all cells of the system, some of which are done."""
         self._left[system] = self._spent_s[system] = self._spent_tokens[system] = 0.0
         for cell in cells:
-            if cell.path(self._directory).exists():
-                self._spend(cell, read(cell, self._directory)["cpu_s"])
+            if cell in self._store:
+                self._spend(cell, self._store[cell]["cpu_s"])
             else:
                 self._left[system] += _millions(cell.setting)
 

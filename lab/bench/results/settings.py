@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipemax.checkpoint.config_json import load_config_json
+from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.domain.hardware import WeightDtype
 from pipemax.domain.specs import KvCacheDtype, ModelSpec, NodeSpec
 from pipemax.presets import load_model, load_node, load_workload, override
@@ -47,12 +49,18 @@ class Setting:
         return override(load_node(self.node), {"gpu.mixed_cost": self.mixed_cost})
 
     def model_spec(self) -> ModelSpec:
-        return load_model(self.model).with_weights(self.weights).with_kv_dtype(self.kv_dtype)
+        return _model(self.model).with_weights(self.weights).with_kv_dtype(self.kv_dtype)
 
     def part_of_table(self, seed: int, num_parts: int) -> Workload:
         """Draw the rows of one of so many replicas: each part has the means and medians of the table."""
         rng = np.random.default_rng(seed)
         return draw_workload(load_workload(self.workload), self.rows // num_parts, rng)
+
+
+def _model(name: str) -> ModelSpec:
+    """Return a profile that ships, or the model of a config.json in ``models``, which has the published shapes."""
+    path = Path(__file__).parent / "models" / f"{name}.json"
+    return model_shapes(name, load_config_json(path), dtype="auto") if path.exists() else load_model(name)
 
 
 FP8, FP4 = WeightDtype.FP8, WeightDtype.FP4
@@ -95,8 +103,27 @@ MIXED_COSTS = tuple(replace(setting, mixed_cost=cost, seeds=(0,)) for setting in
 FP8_KV = tuple(replace(setting, kv_dtype=KvCacheDtype.FP8, seeds=(0,)) for setting in MAIN)
 LONG = tuple(replace(setting, rows=MANY_ROWS, seeds=(0,)) for setting in MAIN)
 
+TODAY = tuple(
+    Setting(node=node, model=model, weights=weights, seeds=(0,))
+    for node, model, weights in (
+        ("g6.48xlarge", "gpt-oss-120b", WeightDtype.BF16),
+        ("rtx5090x8", "gpt-oss-120b", WeightDtype.BF16),
+        ("g6e.48xlarge", "gpt-oss-120b", WeightDtype.BF16),
+        ("rtx5090x8", "qwen3-32b", FP8),
+        ("g6.48xlarge", "llama-3.3-70b", FP8),
+        ("g6e.48xlarge", "llama-3.3-70b", FP8),
+        ("rtx5090x8", "mixtral-8x7b", WeightDtype.BF16),
+        ("rtx5090x8", "glm-4.5-air", FP8),
+        ("g6e.48xlarge", "glm-4.5-air", FP8),
+        ("g7e.24xlarge", "glm-4.5-air", FP8),
+        ("g6e.48xlarge", "minimax-m2", FP8),
+        ("g7e.24xlarge", "minimax-m2", FP8),
+        ("p4d.24xlarge", "minimax-m2", FP8),
+    )
+)
 GROUPS = {
     "ShareGPT": SHAREGPT,
+    "Models of today, ShareGPT": TODAY,
     "LongBench": LONGBENCH,
     "Reasoning": REASONING,
     "Costs of mixed steps": MIXED_COSTS,

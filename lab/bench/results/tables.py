@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from lab.bench.results.cells import Cell, System, layouts_of, read, steady_rate
+from lab.bench.results.cells import Cell, System, layouts_of, steady_rate
 from lab.bench.results.settings import Setting
+from lab.bench.results.store import Store
 
 LIKELY_RATIOS = (0.3, 4.0)
 """A ratio outside of these is an error of the simulation, or of this command."""
@@ -76,19 +76,17 @@ class Drawing:
             if cell.system is System.PIPEMAX:
                 steady = steady_rate(figures)
                 if steady > _OVER_BOUND * bounds[cell.layout]:
-                    raise ValueError(
-                        f"{cell.file_name}: {steady:,.0f} tokens/s, above what all KV on GPUs gives"
-                    )
+                    raise ValueError(f"{cell.name}: {steady:,.0f} tokens/s, above what all KV on GPUs gives")
 
 
-def drawing(setting: Setting, seed: int, directory: Path) -> Drawing:
+def drawing(setting: Setting, seed: int, store: Store) -> Drawing:
     """Return what is done of one drawing of a table."""
     cells = [
         Cell(setting=setting, seed=seed, system=system, layout=layout)
         for layout in layouts_of(setting)
         for system in (System.STOCK, System.BALANCED, System.PIPEMAX)
     ]
-    return Drawing(done={cell: read(cell, directory) for cell in cells if cell.path(directory).exists()})
+    return Drawing(done={cell: store[cell] for cell in cells if cell in store})
 
 
 def spread(figures: Sequence[float]) -> str:
@@ -98,9 +96,9 @@ def spread(figures: Sequence[float]) -> str:
     return f"{mean(figures):.2f} ({min(figures):.2f}–{max(figures):.2f})"
 
 
-def row(setting: Setting, kind: str, directory: Path) -> list[str]:
+def row(setting: Setting, kind: str, store: Store) -> list[str]:
     """Return a line of a table. ``ValueError`` where cells are missing, or cannot be."""
-    drawings = [drawing(setting, seed, directory) for seed in setting.seeds]
+    drawings = [drawing(setting, seed, store) for seed in setting.seeds]
     for one in drawings:
         one.check()
     stock = [one.best([System.STOCK], kind) for one in drawings]
@@ -110,7 +108,7 @@ def row(setting: Setting, kind: str, directory: Path) -> list[str]:
     def ratio(ours: Sequence[Best], theirs: Sequence[Best]) -> str:
         return spread([a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, theirs, strict=True)])
 
-    taken, of_best = _choice(setting, drawings[0], kind, directory)
+    taken, of_best = _choice(setting, drawings[0], kind, store)
     return [
         setting.name.replace("--", ", "),
         f"{mean(one.tokens_per_s for one in stock):,.0f}",
@@ -124,9 +122,9 @@ def row(setting: Setting, kind: str, directory: Path) -> list[str]:
     ]
 
 
-def _choice(setting: Setting, first: Drawing, kind: str, directory: Path) -> tuple[str, str]:
+def _choice(setting: Setting, first: Drawing, kind: str, store: Store) -> tuple[str, str]:
     """Return what ``auto`` takes, and its rate as a share of the best of stock vLLM and PipeMax."""
-    choice = read(Cell(setting=setting, seed=0, system=System.CHOICE), directory)
+    choice = store[Cell(setting=setting, seed=0, system=System.CHOICE)]
     system = System.STOCK if choice["policy"] == "vllm" else System.PIPEMAX
     taken = f"{choice['layout']}, {choice['policy']}"
     rates = [
@@ -138,30 +136,30 @@ def _choice(setting: Setting, first: Drawing, kind: str, directory: Path) -> tup
     return taken, f"{rates[0] / best:.2f}" if rates else "not run"
 
 
-def print_tables(groups: Mapping[str, Sequence[Setting]], directory: Path) -> None:
+def print_tables(groups: Mapping[str, Sequence[Setting]], store: Store) -> None:
     """Print a table for each group and rate; a setting whose cells are not all done says so."""
     for title, settings in groups.items():
         for kind in KINDS:
             print(f"\n### {title}, {'whole run' if kind == 'whole' else 'steady'}\n")
             print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS))
             for setting in settings:
-                if (missing := _missing(setting, directory)) is not None:
-                    print(f"| {setting.name.replace('--', ', ')} | {missing} |")
+                if (lack := missing(setting, store)) is not None:
+                    print(f"| {setting.name.replace('--', ', ')} | {lack} |")
                 else:
-                    print("| " + " | ".join(row(setting, kind, directory)) + " |")
+                    print("| " + " | ".join(row(setting, kind, store)) + " |")
 
 
-def _missing(setting: Setting, directory: Path) -> str | None:
+def missing(setting: Setting, store: Store) -> str | None:
     """Return what is not done of a setting in words; ``None``: nothing."""
     layouts = layouts_of(setting)
     if not any(layout.pipeline_parallel > 1 for layout in layouts):
         return "fits in no layout of several stages"
     for seed in setting.seeds:
-        done = drawing(setting, seed, directory).done
+        done = drawing(setting, seed, store).done
         if sum(cell.system is System.STOCK for cell in done) < len(layouts):
             return f"seed {seed}: stock vLLM is not done"
         if not any(cell.system is System.PIPEMAX for cell in done):
             return f"seed {seed}: PipeMax is not done"
-    if not Cell(setting=setting, seed=0, system=System.CHOICE).path(directory).exists():
+    if Cell(setting=setting, seed=0, system=System.CHOICE) not in store:
         return "the choice is not done"
     return None
