@@ -70,7 +70,7 @@ def run_description(job: Job) -> str:
     )
 
 
-def run_facts(job: Job, *, ended: datetime) -> RunFacts:
+def run_facts(job: Job, *, ended: datetime, stopped_by: str | None) -> RunFacts:
     """Return what the run's page says of it at its head. ``ended`` has a time zone."""
     source, options, reply = job.checked.source, job.options, job.checked.reply
     prompts = options.source
@@ -88,6 +88,7 @@ def run_facts(job: Job, *, ended: datetime) -> RunFacts:
         versions=", ".join(f"{name} {number}" for name, number in versions.items()),
         started=started_at(job.run_id),
         ended=ended,
+        stopped_by=stopped_by,
     )
 
 

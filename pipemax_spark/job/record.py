@@ -126,13 +126,12 @@ def _write_page(
 ) -> Path | None:
     """Write the run's page and return its path, or None if it could not be written."""
     page = report_page(
-        run_facts(job, ended=datetime.now(UTC)),
+        run_facts(job, ended=datetime.now(UTC), stopped_by=stopped_by),
         summary,
         findings,
         _places(job, {"MLflow run": run.tracker.place}),
         charts_of(run.tracks),
         price_per_hour=job.options.price_per_hour,
-        stopped_by=stopped_by,
     )
     path = job.directory / "report.html"
     return path if _write(job, path, page) else None

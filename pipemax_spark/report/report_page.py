@@ -79,6 +79,8 @@ class RunFacts:
     started: datetime
     ended: datetime
     """With a time zone, as ``started``."""
+    stopped_by: str | None = None
+    """Why the run was stopped; its page shows what it had committed until then."""
 
 
 def report_page(
@@ -89,12 +91,8 @@ def report_page(
     charts: Mapping[str, str],
     *,
     price_per_hour: float | None,
-    stopped_by: str | None = None,
 ) -> str:
-    """Return the page. ``charts`` are SVG texts by name; a chart that is missing is left out.
-
-    ``stopped_by`` says why a run was stopped; its page shows what it had committed until then.
-    """
+    """Return the page. ``charts`` are SVG texts by name; a chart that is missing is left out."""
     all_facts = [*facts_of(summary, findings, price_per_hour), *places.items(), ("Run", run.run_id)]
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>PipeMax run {escape(run.run_id)}</title>",
@@ -102,7 +100,7 @@ def report_page(
         f"<link rel='icon' href='data:,'><style>{STYLE}</style></head><body>",
         f"<h1>{counted(summary.rows_out, 'row')} in {duration(summary.seconds)}</h1>",
         f"<div>{breakable(summary.output)}</div>",
-        "" if stopped_by is None else text_block("The run was stopped", stopped_by, is_bad=True),
+        "" if run.stopped_by is None else text_block("The run was stopped", run.stopped_by, is_bad=True),
         _tiles(summary, findings, price_per_hour),
         _about(run),
         _errors(findings),
