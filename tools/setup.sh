@@ -15,6 +15,7 @@ On Debian or Ubuntu: apt-get install openjdk-17-jre-headless; or set JAVA_HOME."
 java_major=$("$java" -version 2>&1 | sed -nE 's/.*version "([0-9]+).*/\1/p' | head -1)
 [ "${java_major:-0}" -ge 17 ] || fail "Java 17 or newer is needed; '$java' is version ${java_major:-unknown}. Set JAVA_HOME."
 
+command -v g++ >/dev/null || fail "g++ is needed (vLLM for CPUs compiles what a model runs). On Debian or Ubuntu: apt-get install g++."
 "$PYTHON" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || fail "libnuma is needed (vLLM for CPUs is linked with it).
 On Debian or Ubuntu: apt-get install libnuma1."
 
