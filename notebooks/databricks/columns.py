@@ -16,6 +16,7 @@ engine = {
     "max_model_len": 512,
     "max_num_seqs": 64,
     "cpu_kv_gib": 0.5,
+    "json_whitespace": "any",  # the demo model has learned JSON with a space behind colons
 }
 embedder = {"model": engine["model"], "max_model_len": 512, "task": "embed"}
 engine_python = None  # the Python of the engine's environment, where it is not this one
