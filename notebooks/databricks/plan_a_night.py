@@ -10,11 +10,10 @@
 
 rows = 10_000_000
 prompt_mean, prompt_median = 500, 400  # tokens; count yours with `pipemax annotate … --dry-run`
-model = "llama2-70b"
-nodes = {"rtx5090x8": 12.0, "l20x8": 20.0}  # kind of node: price per hour
-hours_left = 12.0
+model = "qwen3-32b"  # or a checkpoint's directory, its config.json, or org/name
+nodes = {"2xL20": 4.0, "2xRTX-PRO-6000-Server": 6.0}  # kind of node: price per hour
+hours_left = 120.0
 start_up_hours = 0.2  # weights and calibration
-sample = 600  # rows to simulate for each option: more are surer and slower
 
 # COMMAND ----------
 
@@ -39,8 +38,6 @@ command = [
     str(rows),
     "--model",
     model,
-    "--sample",
-    str(sample),
 ]
 command += [
     "--prompt-mean",
@@ -99,6 +96,6 @@ import math
 best = chosen.sort_values("cost").iloc[0]
 count = math.ceil(best["hours"] / (hours_left - start_up_hours))
 hours = best["hours"] / count + start_up_hours
-cost = count * hours * nodes[best["node"]]
+cost = count * hours * best["cost"] / best["hours"]
 plan = {"node": best["node"], "nodes": count, "hours": round(hours, 2), "cost": round(cost)}
 pd.Series(plan, name="plan").to_frame()

@@ -10,7 +10,9 @@ import matplotlib
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
+import yaml
 
+from pipemax.presets import read_preset
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import fake_config
 from tests.spark.processes import servers_of
@@ -105,3 +107,24 @@ def test_the_notebook_of_columns_asks_by_udf_schema_sql_and_for_embeddings(
     assert names["similarities"].shape == (20, 20)
     plt.close(names["figure"])
     assert not servers_of(parameters["engine_python"])
+
+
+def test_the_notebook_of_a_night_plans_it_and_says_how_many_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    (REPOSITORY / "logs").mkdir(exist_ok=True)
+    matplotlib.use("agg")
+    model = read_preset("models", "llama2-70b") | {"name": "little", "num_layers": 4}
+    (tmp_path / "little.yaml").write_text(yaml.safe_dump(model))
+    nodes = [{"name": name, "gpu": "L20", "num_gpus": 2, "host_memory_gib": 64} for name in ("cheap", "dear")]
+    prices = {}
+    for price, node in enumerate(nodes, 1):
+        (tmp_path / f"{node['name']}.yaml").write_text(yaml.safe_dump(node))
+        prices[str(tmp_path / f"{node['name']}.yaml")] = float(price)
+    parameters = {"rows": 2_000, "model": str(tmp_path / "little.yaml"), "nodes": prices, "hours_left": 0.25}
+    names = run(REPOSITORY / "notebooks" / "plan_a_night.ipynb", parameters)
+    assert {*names["table"]["node"]} == {"cheap", "dear"}
+    assert names["best"]["node"] == "cheap"
+    assert names["plan"]["nodes"] >= 1
+    plt.close(names["figure"])
