@@ -1,6 +1,7 @@
 """Where PipeMax pays: a line for each setting, with the leverage that decides it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from lab.bench.results.cells import System
 from lab.bench.results.settings import Setting
@@ -36,7 +37,7 @@ def leverage(setting: Setting, layout: Layout) -> float:
 def print_page(settings: Iterable[Setting], store: Store) -> None:
     """Print the table, the settings with most to gain first; steady rates of the first drawing."""
     lines = []
-    for setting in dict.fromkeys(settings):
+    for setting in dict.fromkeys(replace(setting, seeds=setting.seeds[:1]) for setting in settings):
         cells = [setting.node, setting.model + _kinds(setting), setting.workload]
         if (lack := missing(setting, store)) is not None:
             lines.append((0.0, [*cells, "", "", "not possible" if "fits" in lack else lack, ""]))
