@@ -26,6 +26,8 @@ def record(command: list[str]) -> list[tuple[float, str]]:
         assert process.stdout is not None
         for line in process.stdout:
             text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line.rstrip("\n")).replace(here, ".")
+            if lines and "loading model" in text and "loading model" in lines[-1][1]:
+                lines.pop()  # of the engine's start, the last line is enough
             lines.append((time.monotonic() - began_s, text))
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
