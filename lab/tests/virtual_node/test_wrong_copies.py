@@ -21,6 +21,9 @@ from pipemax.transfer.cuda.transfers import CudaTransfers
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.unit.sim.machines import small_model, small_node, small_workload
 
+WAVE_FENCES = {Fence.GROUP_AFTER_WAVE, Fence.WAVE_AFTER_GROUP}
+"""Those of waves, which virtual nodes do not have (tests/unit/transfer/cuda/test_waves.py)."""
+
 
 def run(
     connector: type[VirtualConnector] = VirtualConnector,
@@ -133,7 +136,9 @@ def _without(fence: Fence) -> type[VirtualConnector]:
     return Connector
 
 
-@pytest.mark.parametrize("fence", [fence for fence in Fence if fence is not Fence.SAVE_AFTER_COMPUTE])
+@pytest.mark.parametrize(
+    "fence", [fence for fence in Fence if fence not in {Fence.SAVE_AFTER_COMPUTE, *WAVE_FENCES}]
+)
 def test_each_fence_is_missed(fence: Fence) -> None:
     with pytest.raises(WrongKvError):
         run(_without(fence), slow_link=True)
