@@ -13,6 +13,7 @@ from pipemax_spark.job.description import run_facts
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.run import Run
 from pipemax_spark.report.charts import charts_of, picture_of
+from pipemax_spark.report.engine_log import ENGINE_METRICS
 from pipemax_spark.report.findings import (
     CommittedTotals,
     find_results,
@@ -27,7 +28,7 @@ from pipemax_spark.request.error_limits import tell_high_share
 from pipemax_spark.storage.fence import recovered_by
 from pipemax_spark.storage.hadoop import write_file
 
-_ARTIFACTS = ("summary.json", "engine_metrics.parquet", "throughput.svg", "report.html")
+_ARTIFACTS = ("summary.json", ENGINE_METRICS, "throughput.svg", "report.html")
 """Files of a run's directory that MLflow gets, as far as they are there."""
 
 

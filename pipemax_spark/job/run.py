@@ -18,7 +18,7 @@ from pipemax_spark.job.job import Job
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.report.collector import Collector
-from pipemax_spark.report.engine_log import EngineLog
+from pipemax_spark.report.engine_log import ENGINE_METRICS, EngineLog
 from pipemax_spark.report.engine_tracks import EngineTrack
 from pipemax_spark.report.findings import totals_of_run
 from pipemax_spark.report.policy_notes import PolicyNotes
@@ -92,7 +92,7 @@ def begun_run(job: Job, prepared: Prepared) -> Iterator["Run"]:
     run: Run | None = None
     try:
         with ExitStack() as stack:
-            engine_log = stack.enter_context(EngineLog(job.directory / "engine_metrics.parquet"))
+            engine_log = stack.enter_context(EngineLog(job.directory / ENGINE_METRICS))
             collector = stack.enter_context(
                 Collector.for_session(
                     job.spark, job.run_id, port=options.collector_port, on_report=engine_log.add

@@ -23,6 +23,8 @@ from pipemax.wire import JobStats, ServerStats
 
 log = logging.getLogger(__name__)
 
+ENGINE_METRICS = "engine_metrics.parquet"
+"""The file's name in a run's directory."""
 SCHEMA = pa.schema(
     [
         pa.field("at", pa.timestamp("us", tz="UTC")),  # the server's clock

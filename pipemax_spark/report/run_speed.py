@@ -17,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-RECORD = "engine_metrics.parquet"
+from pipemax_spark.report.engine_log import ENGINE_METRICS
+
 _COLUMNS = ("at", "server_id", "state", "waiting_requests", "rows_done")
 _RESAMPLES = 1_000
 _TAIL = 0.025
@@ -56,7 +57,7 @@ def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def speed_of_run(runs: Path, run_id: str, *, requests_per_row: int = 1) -> RunSpeed | None:
     """Return a run's speed from its record under ``runs``; None without a record, or if no row is in it."""
     try:
-        reports = pq.read_table(runs / run_id / RECORD, columns=list(_COLUMNS)).to_pylist()
+        reports = pq.read_table(runs / run_id / ENGINE_METRICS, columns=list(_COLUMNS)).to_pylist()
     except (OSError, pa.ArrowException):  # a run on another machine, or one that is being written
         return None
     by_server: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

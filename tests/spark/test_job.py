@@ -11,8 +11,7 @@ import pytest
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
-from pipemax_spark.report.engine_log import SCHEMA
-from pipemax_spark.report.run_speed import RECORD
+from pipemax_spark.report.engine_log import ENGINE_METRICS, SCHEMA
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import expected_text
@@ -149,7 +148,7 @@ def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bound
             | {"waiting_requests": waiting, "rows_done": 10 * second}
             for second in range(60)
         ]
-        pq.write_table(pa.Table.from_pylist(reports, schema=SCHEMA), record / RECORD)
+        pq.write_table(pa.Table.from_pylist(reports, schema=SCHEMA), record / ENGINE_METRICS)
         run.run(**hourly)
         return run.printed
 

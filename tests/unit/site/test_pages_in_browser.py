@@ -3,16 +3,16 @@
 import html
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.browser import needs_browser, open_page
+
 ROOT = Path(__file__).parents[3]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +28,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def open_page(address: str, profile: Path, *flags: str) -> tuple[str, list[str]]:
+def shown_of(address: str, profile: Path, *flags: str) -> tuple[str, list[str]]:
     """Return the page's document once its scripts have run, and what it wrote to the console."""
-    assert BROWSER is not None
-    run = subprocess.run(
-        [
-            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *flags),
-            *(f"--user-data-dir={profile}", "--virtual-time-budget=600000", "--dump-dom", address),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    return html.unescape(run.stdout), [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    document, console = open_page(address, profile, "--virtual-time-budget=600000", *flags)
+    return html.unescape(document), console
 
 
 def test_no_page_is_too_wide_or_breaks_a_word_or_writes_to_the_console(site: Path, tmp_path: Path) -> None:
@@ -56,7 +46,7 @@ def test_no_page_is_too_wide_or_breaks_a_word_or_writes_to_the_console(site: Pat
         "--disable-web-security",
         "--allow-file-access-from-files",
     )  # so that one page may look into others
-    shown, console = open_page(opener.as_uri(), tmp_path / "profile", *allowed)
+    shown, console = shown_of(opener.as_uri(), tmp_path / "profile", *allowed)
     pages = json.loads(shown.partition("RESULT")[2].rpartition("END")[0])
     assert len(pages) == 2 * len(names)
     assert [page for page in pages if page["content"] > page["width"] or page["broken"]] == []
@@ -67,7 +57,7 @@ def test_no_page_is_too_wide_or_breaks_a_word_or_writes_to_the_console(site: Pat
 def test_the_search_finds_what_users_look_for_in_a_site_that_is_opened_from_a_folder(
     site: Path, tmp_path: Path, words: str
 ) -> None:
-    shown, console = open_page(
+    shown, console = shown_of(
         f"{site.as_uri()}/index.html?q={words.replace(' ', '%20')}", tmp_path / "profile"
     )
     assert 'class="md-search-result__item"' in shown

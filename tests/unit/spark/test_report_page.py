@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
@@ -24,9 +22,9 @@ from pipemax_spark.report.past_runs import PastRun, started_at
 from pipemax_spark.report.report_page import RunFacts, report_page
 from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
 from pipemax_spark.report.summary import Accuracy, Findings, Summary, print_report
+from tests.browser import needs_browser, open_page
 from tests.fakes.server_reports import server_report
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SUMMARY = Summary(
     rows_in=9,
     rows_out=9,
@@ -204,29 +202,22 @@ document.title = JSON.stringify({width: page.documentElement.scrollWidth, broken
 
 def shown_by_browser(directory: Path, page: str, *, width: int, is_dark: bool = False) -> Shown:
     """Have the browser show the page in a frame, which may be narrower than a browser's windows are."""
-    assert BROWSER is not None
     frame = f"<iframe width={width} height=900 style='border:0' srcdoc='{escape(page)}'></iframe>"
     look = f"<script>addEventListener('load', () => {{ {LOOK} }})</script>"
     (directory / "frame.html").write_text(f"<!doctype html>{frame}{look}", encoding="utf-8")
-    shown = subprocess.run(
-        [
-            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
-            *(f"--user-data-dir={directory / 'profile'}", "--window-size=1400,900", "--dump-dom"),
-            *(["--blink-settings=preferredColorScheme=0"] if is_dark else []),
-            (directory / "frame.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+    document, console = open_page(
+        (directory / "frame.html").as_uri(),
+        directory / "profile",
+        "--window-size=1400,900",
+        *(["--blink-settings=preferredColorScheme=0"] if is_dark else []),
     )
-    assert "CONSOLE" not in shown.stderr
+    assert console == []
     title = _Title()
-    title.feed(shown.stdout.rpartition("<title>")[1] + shown.stdout.rpartition("<title>")[2])
+    title.feed("".join(document.rpartition("<title>")[1:]))
     return Shown(**json.loads(title.text))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
+@needs_browser
 @pytest.mark.parametrize(
     ("seconds", "width", "is_dark"),
     [

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipemax_spark.report.engine_log import SCHEMA
-from pipemax_spark.report.run_speed import RECORD, ratio_interval, speed_of_run
+from pipemax_spark.report.engine_log import ENGINE_METRICS, SCHEMA
+from pipemax_spark.report.run_speed import ratio_interval, speed_of_run
 
 BEGIN = datetime(2026, 11, 27, tzinfo=UTC)
 
@@ -42,7 +42,7 @@ def write(tmp_path: Path) -> Any:
     def written(*parts: list[dict[str, Any]]) -> Path:
         (tmp_path / "run").mkdir(exist_ok=True)
         rows = [{**dict.fromkeys(SCHEMA.names), **report} for part in parts for report in part]
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "run" / RECORD)
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "run" / ENGINE_METRICS)
         return tmp_path
 
     return written
@@ -105,7 +105,7 @@ def test_questions_of_a_row_count_as_one_row(write: Any) -> None:
 def test_a_run_without_a_record_or_without_rows_has_no_speed(write: Any, tmp_path: Path) -> None:
     assert speed_of_run(tmp_path, "elsewhere") is None
     assert speed_of_run(write(reports([0.0] * 30)), "run") is None
-    (tmp_path / "run" / RECORD).write_bytes(b"torn")
+    (tmp_path / "run" / ENGINE_METRICS).write_bytes(b"torn")
     assert speed_of_run(tmp_path, "run") is None
 
 
