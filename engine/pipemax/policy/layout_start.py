@@ -4,7 +4,7 @@ A config that names ``pipeline_parallel_size``, ``tensor_parallel_size`` or ``re
 rests on the profile of the machine (``pipemax.node.machine``) and on the shapes in the checkpoint's configuration.
 Where engines with this model measured themselves on this machine before, their calibrations correct the profile. The
 reason says which was used. Where profile or shapes are not known, there are replicas of as few GPUs as hold the model,
-with stock vLLM.
+with stock vLLM, or one engine that shares each layer among all GPUs.
 """
 
 import logging
@@ -104,33 +104,46 @@ def settle_layout(
 def _by_memory(config: EngineConfig, num_gpus: int, gpu_bytes: int | None, unknown: str) -> SettledLayout:
     """Return the layout where ``unknown`` keeps layouts from being simulated.
 
-    One engine takes all GPUs, as stages, where PipeMax is asked for by name, which needs stages, and where the bytes of
-    weights or GPUs are not known.
+    One engine takes all GPUs where the bytes of weights or GPUs are not known either: the GPUs share each layer if the
+    model's heads allow it, and are stages where PipeMax is asked for by name, which needs them.
     """
-    directory = model_directory(config.model, revision=config.revision)
-    weights = None if directory is None else weight_file_bytes(directory)
+    failed = f"for layouts could not be simulated: {unknown}"
+    weights = _weight_bytes(config)
     layout = None
-    if config.policy is not Policy.PIPEMAX and weights is not None and gpu_bytes is not None:
+    if config.policy is not Policy.PIPEMAX:
         layout = smallest_layout(
             num_gpus=num_gpus,
-            gpu_bytes=gpu_bytes,
+            gpu_bytes=gpu_bytes or 0,
             memory_fraction=config.gpu_memory_utilization,
-            weight_bytes=weights,
+            weight_bytes=weights or float("inf"),
             num_heads=_num_heads(config),
             fixed=fixed_layout(config),
         )
     if layout is None:
-        reason = f"one engine over all {num_gpus} GPUs, for layouts could not be simulated: {unknown}"
+        reason = f"one engine over all {num_gpus} GPUs, {failed}"
         log.warning("layout: %s", reason)
         return SettledLayout(config=config, reason=reason)
-    assert weights is not None
-    reason = (
-        f"{layout} with stock vLLM: the fewest GPUs that hold {weights / 1e9:,.1f} GB of weights × 1.2 and a tenth of "
-        f"each GPU for KV, for layouts could not be simulated: {unknown}"
-    )
+    if weights is None or gpu_bytes is None:
+        missing = "the size of the model is not known" if weights is None else "the GPUs' memory is not known"
+        rule = f"the most GPUs for a replica, for {missing}; set replicas if fewer hold the model; "
+    else:
+        rule = f"the fewest GPUs that hold {weights / 1e9:,.1f} GB of weights × 1.2 and a tenth of each GPU for KV, "
+    reason = f"{layout} with stock vLLM: {rule}{failed}"
     log.warning("layout: %s", reason)
     update = _parts(layout) | {"policy": stock_if_open(config.policy)}
     return SettledLayout(config=config.model_copy(update=update), reason=reason)
+
+
+def _weight_bytes(config: EngineConfig) -> float | None:
+    """Return the bytes of the weights, of its files or else by its shapes; ``None`` if neither is known."""
+    directory = model_directory(config.model, revision=config.revision)
+    in_files = None if directory is None else weight_file_bytes(directory)
+    if in_files is not None:
+        return in_files
+    try:
+        return model_shapes(config.model, read_model_config(config), dtype=config.dtype).weight_bytes
+    except ValueError:
+        return None
 
 
 def _num_heads(config: EngineConfig) -> int | None:

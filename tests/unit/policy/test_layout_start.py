@@ -109,12 +109,31 @@ def test_with_fewer_than_two_gpus_there_is_nothing_to_choose(checkpoint: Path) -
         assert (parts_of(settled.config), settled.reason) == ((None, None, None), "")
 
 
-def test_on_an_unknown_machine_all_gpus_are_stages_and_the_reason_is_said(checkpoint: Path) -> None:
-    settled = settle(checkpoint)
-    assert parts_of(settled.config) == (None, None, None)
+def test_without_a_size_of_the_gpus_all_of_them_share_each_layer_and_the_reason_is_said(
+    checkpoint: Path,
+) -> None:
+    settled = settle(checkpoint, policy="auto")
+    assert (parts_of(settled.config), settled.config.policy) == ((1, 2, 1), Policy.VLLM)
     assert settled.reason == (
-        "one engine over all 2 GPUs, for layouts could not be simulated: the rates of a Voodoo 2 are not known"
+        "1 × tp 2 × pp 1 with stock vLLM: the most GPUs for a replica, for the GPUs' memory is not known; set replicas "
+        "if fewer hold the model; for layouts could not be simulated: the rates of a Voodoo 2 are not known"
     )
+
+
+def test_without_weight_files_the_models_shapes_say_how_many_gpus_hold_it(checkpoint: Path) -> None:
+    gpus = [f"GPU-{number}" for number in range(4)]
+    settled = settle(checkpoint, gpus=gpus, gpu_bytes=80 * 10**9, policy="auto")
+    assert parts_of(settled.config) == (4, 1, 1), "1.2 × 35 ≤ 80 % of 80 GB"
+    assert "GB of weights × 1.2" in settled.reason
+
+
+def test_a_model_of_unknown_size_is_shared_by_all_gpus(checkpoint: Path) -> None:
+    unknown = {"model_type": "mamba", "hidden_size": 2048, "vocab_size": 32000}
+    (checkpoint / "config.json").write_text(json.dumps(unknown), encoding="utf-8")
+    settled = settle(checkpoint, gpu_bytes=80 * 10**9, policy="auto")
+    assert settled.config.policy is Policy.VLLM
+    assert "for the size of the model is not known" in settled.reason
+    assert settled.config.replicas == 1
 
 
 @pytest.mark.parametrize(
