@@ -1,4 +1,4 @@
-"""``pipemax-annotate`` and ``pipemax try``: read the command line, run it, and turn failures into exit codes.
+"""``pipemax annotate``, ``try`` and ``tune``: read the command line, run it, and turn failures into exit codes.
 
 Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 130 interrupted.
 ``docs/guide/ends.md`` lists every end.
@@ -26,6 +26,7 @@ from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
 from pipemax_spark.job.trial import UNUSED, TrialOptions, run_trial
+from pipemax_spark.job.tune import run_tuning
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
 from pipemax_spark.report.terminal import Terminal
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
 
 app = PlainTyper()
 try_app = PlainTyper()
+tune_app = PlainTyper()
 log = logging.getLogger(__name__)
 
 _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
-"""The job's options that ``pipemax try`` does without, and those that its help leaves out."""
+"""The job's options that ``pipemax try`` and ``tune`` do without, and those that their help leaves out."""
 _RESUME = "Finished chunks are committed; run the same command again to continue."
 
 
@@ -160,44 +162,92 @@ def try_prompt(
           --template "Summarise: {body}"
     """
     del arguments["version"]
+
+    def work(options: TrialOptions, terminal: Terminal, spark: "SparkSession") -> None:
+        read = OPTIONS["template"].read
+        assert read is not None, "a template's line breaks are read"
+
+        def next_template() -> str | None:
+            text = _asked(terminal)
+            return None if text is None else str(read(text))
+
+        run_trial(spark, options, terminal, next_template)
+
+    _on_first_rows("try", table, arguments, work, rows=rows, once=once)
+
+
+@tune_app.command(name="tune", cls=_Annotate)
+@takes(_parameters(JobOptions, PromptSource, GenerationSpec, optional=_OPTIONAL, hidden=_HIDDEN))
+def tune(
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(min=10, max=10_000, help="How many rows to answer: the first ones of the input.")
+    ] = 300,
+    **arguments: Any,
+) -> None:
+    r"""Measure what settings that change answers would gain: FP8 KV, FP8 weights, n-gram speculation.
+
+    The same rows are answered by one engine after the other, each with one more line in its config, and in the end once
+    more without. Printed are the rates, the share of answers that stayed the same, and the line for your engine config.
+    Nothing is written or changed.
+
+      pipemax tune tickets.parquet --model org/name --max-tokens 100 \
+          --template "Summarise: {body}"
+    """
+    del arguments["version"]
+    _on_first_rows(
+        "tune",
+        table,
+        arguments,
+        lambda options, terminal, spark: run_tuning(spark, options, terminal),
+        rows=rows,
+        once=True,
+    )
+
+
+def _on_first_rows(
+    name: str,
+    table: str | None,
+    arguments: dict[str, Any],
+    work: Callable[[TrialOptions, Terminal, "SparkSession"], None],
+    *,
+    rows: int,
+    once: bool,
+) -> None:
+    """Do a command's work on the first rows of an input, on this machine; its logs go once it has succeeded."""
     if table is not None and arguments["input"] not in (None, table):
         raise typer.BadParameter(f"the input is {table!r}, and --input is {arguments['input']!r}; give one")
     arguments["input"] = table or arguments["input"]
     if arguments["input"] is None:
         raise typer.BadParameter("no input is named; give a table or files, as INPUT or with --input")
     log_dir = arguments.pop("log_dir") or os.environ.get("PIPEMAX_LOG_DIR")
-    logs = Path(log_dir or tempfile.mkdtemp(prefix="pipemax-try-")).absolute()
+    logs = Path(log_dir or tempfile.mkdtemp(prefix=f"pipemax-{name}-")).absolute()
+
+    def run() -> None:
+        ignored = [option for option in arguments if option in UNUSED and arguments[option] is not None]
+        used = {option: value for option, value in arguments.items() if option not in UNUSED}
+        session = _sessions(f"pipemax-{name}", logs, on_this_machine=True)
+        options = TrialOptions(job=_read_options({**used, "output": ""}, logs, session), rows=rows, once=once)
+        terminal = Terminal.standard()
+        if ignored:
+            names = ", ".join(f"--{option.replace('_', '-')}" for option in ignored)
+            terminal.say("Ignored", f"{names}: {name} writes nothing and takes the first rows as they come")
+        with terminal.doing("starting Spark"):
+            spark = session()
+        work(options, terminal, spark)
+        _stop(spark)
+
     code = 1
     try:
-        code = _exit_code(lambda: _try(arguments, logs, rows=rows, once=once), logs)
+        code = _exit_code(run, logs)
         raise typer.Exit(code)
     finally:
         if log_dir is None and code in (0, 2):
             shutil.rmtree(logs, ignore_errors=True)
         drop_unwritten()
-
-
-def _try(arguments: Mapping[str, Any], logs: Path, *, rows: int, once: bool) -> None:
-    """Run the trial."""
-    ignored = [name for name in arguments if name in UNUSED and arguments[name] is not None]
-    used = {name: value for name, value in arguments.items() if name not in UNUSED}
-    session = _sessions("pipemax-try", logs, on_this_machine=True)
-    options = TrialOptions(job=_read_options({**used, "output": ""}, logs, session), rows=rows, once=once)
-    terminal = Terminal.standard()
-    if ignored:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-        terminal.say("Ignored", f"{names}: try writes nothing and takes the first rows as they come")
-    with terminal.doing("starting Spark"):
-        spark = session()
-    read = OPTIONS["template"].read
-    assert read is not None, "a template's line breaks are read"
-
-    def next_template() -> str | None:
-        text = _asked(terminal)
-        return None if text is None else str(read(text))
-
-    run_trial(spark, options, terminal, next_template)
-    _stop(spark)
 
 
 def _asked(terminal: Terminal) -> str | None:
@@ -315,9 +365,9 @@ def _log_to_file(directory: Path) -> None:
 def pipemax() -> None:
     """Run the command ``pipemax``. ``pipemax annotate`` is ``pipemax-annotate``.
 
-    Neither it nor ``pipemax try`` loads anything of the engine.
+    Neither it nor ``pipemax try`` and ``tune`` load anything of the engine.
     """
-    commands = {"annotate": app, "try": try_app}.get("".join(sys.argv[1:2]))
+    commands = {"annotate": app, "try": try_app, "tune": tune_app}.get("".join(sys.argv[1:2]))
     if commands is not None:
         main(f"pipemax {sys.argv.pop(1)}", commands)
     else:
@@ -335,5 +385,6 @@ def command() -> typer.Typer:
     panel = "Annotate a table"
     app.command("annotate", rich_help_panel=panel)(annotate)
     app.command("try", rich_help_panel=panel)(try_prompt)
-    app.registered_commands[:0] = [app.registered_commands.pop(), app.registered_commands.pop()][::-1]
+    app.command("tune", rich_help_panel=panel)(tune)
+    app.registered_commands = [*app.registered_commands[-3:], *app.registered_commands[:-3]]
     return app

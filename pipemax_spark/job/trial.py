@@ -5,9 +5,9 @@ rows are not read, so what is wrong with them stays unknown here: the job, and i
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pipemax_spark.engines.stop import stop_engines
 from pipemax_spark.errors import JobError
@@ -67,7 +67,7 @@ def run_trial(
     asked for, unless there is to be only one.
     """
     source: PromptSource | None = options.job.source
-    with job_settings(spark), Trial(spark, options, terminal) as trial:
+    with job_settings(spark), Trial.of_first_rows(spark, options, terminal) as trial:
         while source is not None:
             try:
                 requests = trial.render(source)
@@ -76,7 +76,8 @@ def run_trial(
                     raise
                 terminal.error(str(error))
             else:
-                trial.answer(source, requests)
+                rows, seconds = trial.answer(source, requests)
+                print_rows(terminal, rows, seconds=seconds)
             if options.once:
                 return
             source = with_template(options.job.source, next_template())
@@ -92,18 +93,32 @@ def with_template(source: PromptSource, template: str | None) -> PromptSource | 
 class Trial:
     """The first rows of an input, and the engine that answers them, which ends with the context."""
 
-    def __init__(self, spark: "SparkSession", options: TrialOptions, terminal: Terminal) -> None:
+    def __init__(self, call: EngineCall, rows: "DataFrame", num_rows: int) -> None:
+        self._call = call
+        self._rows = rows
+        self.num_rows = num_rows
+        self._plan: TaskPlan | None = None
+
+    @classmethod
+    def of_first_rows(cls, spark: "SparkSession", options: TrialOptions, terminal: Terminal) -> Self:
         """Read the rows. Raise ``JobError`` if the input cannot be read or has none."""
         job = replace(options.job, compute_each=True)
-        self._call = EngineCall(spark=spark, options=job, terminal=terminal, run_id=new_run_id())
-        self._plan: TaskPlan | None = None
+        call = EngineCall(spark=spark, options=job, terminal=terminal, run_id=new_run_id())
         with terminal.doing("reading the first rows"):
-            source = _read(self._call)
-            self._rows, self._num_rows = _first_rows(source.rows, options.rows)
+            source = _read(call)
+            rows, num_rows = _first_rows(source.rows, options.rows)
         condition = "" if job.where is None else f" where {job.where}"
-        if not self._num_rows:
+        if not num_rows:
             raise JobError(f"input {source.name!r} has no rows{condition}")
-        terminal.say("Input", f"{source.description}: the first {self._num_rows:,} rows{condition}")
+        terminal.say("Input", f"{source.description}: the first {num_rows:,} rows{condition}")
+        return cls(call, rows, num_rows)
+
+    def with_engine(self, engine: Mapping[str, Any]) -> Self:
+        """Return a trial of the same rows with an engine of this config, which has not been started."""
+        options = replace(self._call.options, engine=engine)
+        return type(self)(
+            replace(self._call, options=options, run_id=new_run_id()), self._rows, self.num_rows
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -124,8 +139,8 @@ class Trial:
         annotated_schema(self._rows.schema, ANNOTATION, options.generation, options.ask)
         return requests
 
-    def answer(self, source: PromptSource, requests: "DataFrame") -> None:
-        """Have the engine answer the requests, and print prompts and answers. The first call loads the engine."""
+    def answer(self, source: PromptSource, requests: "DataFrame") -> tuple[list[TriedRow], float]:
+        """Return the engine's answers to the requests, and the seconds they took. The first call loads the engine."""
         plan, spark = self._loaded(source), self._call.spark
         spark.sparkContext.addJobTag(self._call.run_id)
         try:
@@ -136,8 +151,7 @@ class Trial:
         finally:
             spark.sparkContext.removeJobTag(self._call.run_id)
         names = [question.name for question in self._call.options.ask]
-        rows = [_tried(row, names, began_unix_s=began_unix_s) for row in collected]
-        print_rows(self._call.terminal, rows, seconds=seconds)
+        return [_tried(row, names, began_unix_s=began_unix_s) for row in collected], seconds
 
     def _loaded(self, source: PromptSource) -> TaskPlan:
         """Return the plan of the tasks, after checking and loading the engine if that has not been done."""
@@ -145,7 +159,7 @@ class Trial:
             return self._plan
         call = replace(self._call, options=replace(self._call.options, source=source))
         with call.terminal.doing("checking the engine and the model"):
-            engine, _ = check_engine(call, self._rows, self._num_rows)
+            engine, _ = check_engine(call, self._rows, self.num_rows)
         self._plan = TaskPlan(
             options=engine,
             spec_hash="",

@@ -1,0 +1,153 @@
+"""``pipemax tune``: what lossy weights, lossy KV or speculation would gain on a table's rows, and which answers change.
+
+Each setting needs an engine of its own, so the rows are answered by one engine after the other: as configured, with
+each setting, and as configured once more. The last one shows how far rates and answers differ without any change.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipemax_spark.errors import JobError, failure_text, is_interrupt
+from pipemax_spark.job.settings import job_settings
+from pipemax_spark.job.trial import Trial, TrialOptions
+from pipemax_spark.report.side_by_side import TriedRow
+from pipemax_spark.report.terminal import Terminal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_VLLM_SETTINGS: tuple[tuple[str, Any], ...] = (
+    ("quantization", "fp8"),
+    ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}),
+)
+_Z_95 = 1.959964
+"""The normal distribution's quantile for an interval at 95 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A line of an engine config that may make the engine faster and may change answers."""
+
+    line: str
+    engine: Mapping[str, Any]
+    """The whole config, with the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one engine gave for the rows."""
+
+    rows: Sequence[TriedRow]
+    seconds: float
+    """From when the rows were sent until the last was complete, without Spark's work before and after."""
+
+    @property
+    def rows_per_s(self) -> float:
+        return len(self.rows) / self.seconds
+
+    def equal_to(self, other: "Answered") -> tuple[int, int]:
+        """Return of how many rows the answers are equal, and how many rows both engines have answered."""
+        pairs = [
+            (one.answers, two.answers)
+            for one, two in zip(self.rows, other.rows, strict=True)
+            if not one.errors and not two.errors
+        ]
+        return sum(one == two for one, two in pairs), len(pairs)
+
+
+def run_tuning(spark: "SparkSession", options: TrialOptions, terminal: Terminal) -> None:
+    """Answer the rows by each engine, and print its rate and how many answers stayed as they were.
+
+    Raise ``JobError`` for what the user can fix in the job's own options. A setting under which no engine starts, for
+    the model or the machine does not have it, is reported with the reason.
+    """
+    engine = options.job.engine
+    with job_settings(spark):
+        trial = Trial.of_first_rows(spark, options, terminal)
+        trial.render(options.job.source)  # a wrong prompt is said before an engine starts
+        terminal.say("Answers", "as the engine is configured")
+        base = _answered(trial, options)
+        results: list[tuple[str, Answered | str]] = []
+        for variant in variants(engine):
+            terminal.say("Answers", f"with {variant.line}")
+            results.append((variant.line, _tried(trial.with_engine(variant.engine), options)))
+        terminal.say("Answers", "once more as the engine is configured")
+        again = _answered(trial.with_engine(engine), options)
+    terminal.console.print()
+    for line in table(base, again, results):
+        terminal.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def variants(engine: Mapping[str, Any]) -> Iterator[Variant]:
+    """Yield the engine's config with each setting that it does not have: FP8 KV, FP8 weights, n-gram speculation."""
+    if "kv_cache_dtype" not in engine:
+        yield Variant("kv_cache_dtype: fp8", {**engine, "kv_cache_dtype": "fp8"})
+    of_vllm = engine.get("vllm") or {}
+    for name, value in _VLLM_SETTINGS:
+        if name not in of_vllm:
+            yield Variant(f"vllm: {{{name}: {_flow(value)}}}", {**engine, "vllm": {**of_vllm, name: value}})
+
+
+def table(base: Answered, again: Answered, results: Sequence[tuple[str, Answered | str]]) -> list[str]:
+    """Return the lines to print: rates, times the first rate, and equal answers with interval."""
+    lines = [
+        ("line of the engine config", f"{'rows/s':>9}  {'times':>5}  same answers"),
+        ("(none)", f"{base.rows_per_s:>9.1f}"),
+        *((line, _row(base, result)) for line, result in [*results, ("(none, again)", again)]),
+    ]
+    width = max(len(name) for name, _ in lines)
+    spread = max(base.rows_per_s, again.rows_per_s) / min(base.rows_per_s, again.rows_per_s)
+    note = (
+        f"Without a change the rate differed by a factor of {spread:.2f}: believe no smaller gain. Rates include the "
+        "start and the end of these rows, where an engine is not full; more --rows come closer to a table's."
+    )
+    return [*(f"{name:<{width}}  {text}".rstrip() for name, text in lines), note]
+
+
+def share_interval(equal: int, total: int) -> tuple[float, float]:
+    """Return the interval at 95 % of a share of which ``equal`` of ``total`` were seen (Wilson 1927)."""
+    share, square = equal / total, _Z_95**2 / total
+    centre = (share + square / 2) / (1 + square)
+    half = _Z_95 * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _row(base: Answered, result: Answered | str) -> str:
+    if isinstance(result, str):
+        return f"not here: {result}"
+    equal, total = base.equal_to(result)
+    rate = f"{result.rows_per_s:>9.1f}  {result.rows_per_s / base.rows_per_s:>5.2f}  "
+    if not total:
+        return f"{rate}no row without an error"
+    low, high = share_interval(equal, total)
+    return f"{rate}{equal / total:.1%} ({low:.1%} to {high:.1%}) of {total:,}"
+
+
+def _flow(value: Any) -> str:
+    """Return a value as it stands in a line of YAML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_flow(part)}" for name, part in value.items()) + "}"
+    return str(value)
+
+
+def _answered(trial: Trial, options: TrialOptions) -> Answered:
+    with trial:
+        rows, _ = trial.answer(options.job.source, trial.render(options.job.source))
+    return Answered(rows, max(max(row.seconds for row in rows), 1e-3))
+
+
+def _tried(trial: Trial, options: TrialOptions) -> Answered | str:
+    try:
+        return _answered(trial, options)
+    except JobError as error:
+        return str(error).partition("\n")[0]
+    except Exception as error:  # what an engine says that does not start
+        if is_interrupt(error):
+            raise
+        log.warning("an engine did not start", exc_info=True)
+        return failure_text(error).partition("\n")[0]
