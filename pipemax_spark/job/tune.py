@@ -25,6 +25,7 @@ _VLLM_SETTINGS: tuple[tuple[str, Any], ...] = (
     ("quantization", "fp8"),
     ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}),
 )
+_REASON_CHARS = 160
 _Z_95 = 1.959964
 """The normal distribution's quantile for an interval at 95 %."""
 
@@ -145,9 +146,17 @@ def _tried(trial: Trial, options: TrialOptions) -> Answered | str:
     try:
         return _answered(trial, options)
     except JobError as error:
-        return str(error).partition("\n")[0]
+        return _shortened(str(error))
     except Exception as error:  # what an engine says that does not start
         if is_interrupt(error):
             raise
         log.warning("an engine did not start", exc_info=True)
-        return failure_text(error).partition("\n")[0]
+        return _shortened(failure_text(error))
+
+
+def _shortened(reason: str) -> str:
+    """Return the first words of why an engine did not start, for one line of the table; the log has all of it."""
+    first, _, _ = (
+        reason.partition("\n")[0].removeprefix("engine_start_failed: ").partition(" (not tried again")
+    )
+    return first if len(first) <= _REASON_CHARS else f"{first[:_REASON_CHARS]} …"

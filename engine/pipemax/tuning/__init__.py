@@ -1,0 +1,1 @@
+"""Tunes an engine on the rows that it answers: pure decisions, from records of steps."""
