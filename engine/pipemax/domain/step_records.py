@@ -1,0 +1,102 @@
+"""The limits of an engine's steps, which may change while it runs, and a record of the steps that it has made.
+
+Neither knows of an engine: stock vLLM's scheduler makes the records (``vllm_ext.scheduler.tunable``), a tuner reads
+them and chooses the limits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.int64]
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What one step of an engine may contain at most."""
+
+    step_tokens: int
+    """Tokens of one step, of prompts and of decoding rows together."""
+    running_rows: int
+    """Rows that run at the same time. With fewer than run at present, the others go on until they end."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)}, must be at least 1")
+
+    def within(self, most: "StepLimits") -> "StepLimits":
+        """Return these limits, none of them above ``most``."""
+        return StepLimits(
+            step_tokens=min(self.step_tokens, most.step_tokens),
+            running_rows=min(self.running_rows, most.running_rows),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRecords:
+    """Successive steps of an engine that computed anything, oldest first: arrays of shape (steps,)."""
+
+    prompt_tokens: Counts
+    """Tokens of prompts that the step computed, those that a preempted row computed again included."""
+    decodes: Counts
+    """Rows for which it computed their next output token."""
+    kv_tokens: Counts
+    """Tokens whose KV these rows read, their own new one included."""
+    running: Counts
+    """Rows that ran when its output came."""
+    waiting: Counts
+    """Rows that waited then, preempted ones included."""
+    preempted: Counts
+    """Rows that were preempted for it."""
+    seconds: Seconds
+    """Since the output of the step before; NaN if the engine had nothing to do in between, and for its first step."""
+    dropped: int = 0
+    """Steps before these of which there is no record, because nobody took it in time."""
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in _ARRAYS}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"the arrays of step records are not of equal length: {lengths}")
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.seconds)
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return the records of no step."""
+        return cls.from_plain({})
+
+    @classmethod
+    def joined(cls, parts: Sequence["StepRecords"], *, most: int | None = None) -> Self:
+        """Return successive records as one: of the newest ``most`` steps, if there are more of them."""
+        if not parts:
+            return cls.none()
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        count = len(arrays["seconds"])
+        excess = 0 if most is None else max(0, count - most)
+        dropped = sum(part.dropped for part in parts) + excess
+        return cls(**{name: array[excess:] for name, array in arrays.items()}, dropped=dropped)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, which ``from_plain`` reads: a list for each array, NaN as None."""
+        lists: dict[str, Any] = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        lists["seconds"] = [None if second != second else second for second in lists["seconds"]]
+        return {**lists, "dropped": self.dropped}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Self:
+        """Return the records of these plain values; a missing list is an empty one."""
+        counts = {
+            name: np.array(values.get(name, []), dtype=np.int64) for name in _ARRAYS if name != "seconds"
+        }
+        seconds = np.array(values.get("seconds", []), dtype=np.float64)  # None becomes NaN
+        return cls(**counts, seconds=seconds, dropped=values.get("dropped", 0))
+
+
+_ARRAYS = tuple(field.name for field in fields(StepRecords) if field.name != "dropped")
