@@ -1,4 +1,4 @@
-"""Check another vLLM's wheel for what PipeMax relies on, without installing it.
+"""Check another vLLM's wheel for what we rely on, without installing it.
 
 ``python tools/check_vllm.py 0.33.0``; without a version, the newest that is supported. The wheel's sources are read,
 not run, so a wheel for GPUs is checked on any machine. It is downloaded once.
@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipemax.vllm_ext.seam.relied_on import TUNABLE_ATTRIBUTES, TUNABLE_METHODS
 from pipemax.vllm_ext.seam.supported import SUPPORTED_VERSIONS
 from pipemax.vllm_ext.seam.version import lacks
 
@@ -34,8 +35,9 @@ def main(versions: Sequence[str]) -> int:
     """Print what each version lacks; return 1 if any lacks something."""
     lacking = False
     for version in versions or SUPPORTED_VERSIONS[-1:]:
-        faults = [*lacks(sources_of(version))]
-        print(f"vLLM {version}: {'nothing is missing' if not faults else 'PipeMax needs'}")
+        root = sources_of(version)
+        faults = [*lacks(root), *lacks(root, TUNABLE_METHODS, TUNABLE_ATTRIBUTES)]
+        print(f"vLLM {version}: {'nothing is missing' if not faults else 'we need'}")
         for fault in faults:
             print(f"  {fault}")
         lacking |= bool(faults)

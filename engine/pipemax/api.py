@@ -12,6 +12,7 @@ from typing import Self
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.engine import Engine, EngineStats
 from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.node.gpus import engine_gpus
@@ -87,6 +88,18 @@ class OfflineEngine:
     def admission_credit_tokens(self) -> int:
         """See ``Engine.admission_credit_tokens``."""
         return self._engine.admission_credit_tokens()
+
+    def most_limits(self) -> list[StepLimits]:
+        """See ``Engine.most_limits``."""
+        return self._engine.most_limits()
+
+    def set_limits(self, limits: Sequence[StepLimits]) -> None:
+        """See ``Engine.set_limits``."""
+        self._engine.set_limits(limits)
+
+    def take_step_records(self) -> list[StepRecords]:
+        """See ``Engine.take_step_records``."""
+        return self._engine.take_step_records()
 
     def stats(self) -> EngineStats:
         """See ``Engine.stats``."""

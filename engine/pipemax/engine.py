@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.generation import Completion, GenerationRequest
 
 
@@ -51,6 +52,26 @@ class Engine(Protocol):
 
         The count is the room beyond its present requests by the end of its next prefill phase; it is negative if more
         tokens wait than will fit.
+        """
+
+    def most_limits(self) -> list[StepLimits]:
+        """Return the limits of steps that each replica began with, an engine without replicas counting as one.
+
+        Empty for an engine whose limits are fixed, as those of PipeMax and of pooling tasks are.
+        """
+
+    def set_limits(self, limits: Sequence[StepLimits]) -> None:
+        """Have each replica schedule by its entry from one of its next steps on, and after it was started again.
+
+        ``ValueError`` for another number of entries than ``most_limits`` has, or one above its own there. Steps have
+        room for what some row must compute at once, such as a whole prompt where prompts are not split, whatever
+        their limit is. With more running rows than tokens in a step, some rows wait.
+        """
+
+    def take_step_records(self) -> list[StepRecords]:
+        """Return the steps of each replica since the last call, an entry for each entry of ``most_limits``.
+
+        Call this about once a second: a call also asks for the steps that the next one returns.
         """
 
     def stats(self) -> EngineStats: ...

@@ -45,6 +45,7 @@ from tests.fakes.answers import answered
 from tests.fakes.engine_child import start_child
 from tests.fakes.pooled import pooled
 from tests.fakes.settings import GPU_FAULT, KERNEL_ASSERTION, FakeOptions
+from tests.fakes.step_limits import FakeLimits
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,13 @@ def count_tokens(text: str) -> int:
     return len(text.split())
 
 
-class FakeEngine:
+class FakeEngine(FakeLimits):
     """See the module."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._options = FakeOptions(**config.vllm.get("fake", {}))
+        super().__init__(self._options.most_limits)
         time.sleep(self._options.load_s)
         _wait_for_others(self._options)
         if self._options.start_error is not None:

@@ -43,6 +43,8 @@ class FakeOptions:
     child_ends_after_s: float = 0.0
     """How long that process outlives the server."""
     close_s: float = 0.0
+    most_limits: tuple[int, int] | None = None
+    """The tokens and the running rows of its steps, which may then change; fixed if there are none."""
     prefix_memory: int = 0
     """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
     dies: Literal["at once", "of any row", "of its GPU"] | None = None

@@ -23,6 +23,7 @@ from pipemax.domain.events import InputEnded, InputOpened, RequestAborted
 from pipemax.domain.plan import Phase, PhaseReason, StepPlan
 from pipemax.domain.units import RequestId
 from pipemax.vllm_ext.engine.admission import AdmissionBook
+from tests.fakes.step_limits import FakeLimits
 from tests.unit.control.fake_engine import STEP_S, FakeEngine, small_config, spec
 
 _SPEED = 4
@@ -99,10 +100,11 @@ def refills(metrics: Mapping[str, float]) -> list[float]:
     return [after - before for before, after in pairwise(started)][1:-1]
 
 
-class VirtualEngine:
+class VirtualEngine(FakeLimits):
     """See the module."""
 
     def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
         time.sleep(config.vllm["load_s"])
         controller = small_config(**config.vllm["virtual"])
         self._engine = FakeEngine(config=controller, checks_integrity=False, checks_each_run=False)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
+MOST_STEPS = 8192
+"""Steps whose records are kept until somebody takes them: minutes of an engine whose steps take 20 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,20 @@ class StepLimits:
             step_tokens=min(self.step_tokens, most.step_tokens),
             running_rows=min(self.running_rows, most.running_rows),
         )
+
+
+def check_limits(limits: Sequence[StepLimits], most: Sequence[StepLimits]) -> None:
+    """Raise ``ValueError`` unless there are limits for each replica, none above the ``most`` that it began with.
+
+    ``most`` is empty for an engine whose limits are fixed.
+    """
+    if not most:
+        raise ValueError("this engine runs with the limits that it began with; they cannot change")
+    if len(limits) != len(most):
+        raise ValueError(f"{len(limits)} limits were given, and the engine has {len(most)} replicas")
+    for number, (wanted, ceiling) in enumerate(zip(limits, most, strict=True), 1):
+        if wanted.within(ceiling) != wanted:
+            raise ValueError(f"replica {number}: {wanted} is above what it began with, {ceiling}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,13 +89,13 @@ class StepRecords:
         return cls.from_plain({})
 
     @classmethod
-    def joined(cls, parts: Sequence["StepRecords"], *, most: int | None = None) -> Self:
-        """Return successive records as one: of the newest ``most`` steps, if there are more of them."""
+    def joined(cls, parts: Sequence["StepRecords"], *, most: int = MOST_STEPS) -> Self:
+        """Return successive records as one, of the newest ``most`` steps."""
         if not parts:
             return cls.none()
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         count = len(arrays["seconds"])
-        excess = 0 if most is None else max(0, count - most)
+        excess = max(0, count - most)
         dropped = sum(part.dropped for part in parts) + excess
         return cls(**{name: array[excess:] for name, array in arrays.items()}, dropped=dropped)
 

@@ -30,8 +30,10 @@ from pipemax.replicas.messages import (
     InputOpen,
     NothingToMeasure,
     Report,
+    SetLimits,
     Start,
     Started,
+    Steps,
     Stop,
     Submit,
     from_replica_line,
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _REPORT_PERIOD_S = 0.05
+_STEPS_PERIOD_S = 1.0
 
 
 def main(
@@ -110,7 +113,7 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
         _send(connection, Failed(reason=f"the engine did not start: {error!r}"))
         return 1
     replica = _Replica(connection, engine)
-    _send(connection, Started(policy=policy))
+    _send(connection, Started(policy=policy, most_limits=next(iter(engine.most_limits()), None)))
     return replica.run(lines)
 
 
@@ -135,7 +138,7 @@ class _Replica:
         return 0
 
     def _deliver(self) -> None:
-        reported_s = -math.inf
+        reported_s = told_steps_s = -math.inf
         while not self._is_told_to_stop:
             ended = self._engine.poll(_POLL_S)
             if self._fault is not None:
@@ -148,6 +151,10 @@ class _Replica:
                 credit_tokens = self._engine.admission_credit_tokens()
                 stats = finite(self._engine.stats())
                 _send(self._connection, Report(stats=stats, credit_tokens=credit_tokens, heard=heard))
+            if time.monotonic() - told_steps_s >= _STEPS_PERIOD_S:
+                told_steps_s = time.monotonic()
+                for records in self._engine.take_step_records():
+                    _send(self._connection, Steps(records=records.to_plain()))
 
     def _hear(self, lines: Iterator[bytes]) -> None:
         try:
@@ -161,6 +168,8 @@ class _Replica:
                         self._engine.abort(message.request_ids)
                     case InputOpen():
                         self._engine.set_input_open(message.is_open)
+                    case SetLimits():
+                        self._engine.set_limits([message.limits])
                     case Stop() | Start():
                         break
         except EngineDiedError as error:

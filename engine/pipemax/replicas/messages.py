@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 
+from pipemax.domain.step_records import StepLimits
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest
 
@@ -56,6 +57,14 @@ class InputOpen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetLimits:
+    """To the replica: schedule by these limits."""
+
+    limits: StepLimits
+    kind: Literal["limits"] = "limits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """To the replica: close the engine and end."""
 
@@ -75,6 +84,8 @@ class Started:
 
     policy: dict[str, Any] = field(default_factory=dict)
     """Its ``PolicyChoice`` as plain values."""
+    most_limits: StepLimits | None = None
+    """None if its limits are fixed."""
     kind: Literal["started"] = "started"
 
 
@@ -107,6 +118,15 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """From the replica, about once a second: its steps since the last such message."""
+
+    records: dict[str, Any]
+    """``StepRecords`` as plain values."""
+    kind: Literal["steps"] = "steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
     """From the replica: its engine is gone, and the process ends."""
 
@@ -115,8 +135,8 @@ class Died:
     kind: Literal["died"] = "died"
 
 
-ToReplica = Start | Submit | Abort | InputOpen | Stop
-FromReplica = NothingToMeasure | Started | Failed | Report | Ended | Died
+ToReplica = Start | Submit | Abort | InputOpen | SetLimits | Stop
+FromReplica = NothingToMeasure | Started | Failed | Report | Ended | Steps | Died
 
 _Message = TypeVar("_Message", bound=ToReplica | FromReplica)
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.engine import EngineStats
 from pipemax.generation import GenerationRequest
 from pipemax.replicas.division import Share
-from pipemax.replicas.messages import Report, Submit, ToReplica
+from pipemax.replicas.messages import InputOpen, Report, SetLimits, Started, Submit, ToReplica
 from pipemax.replicas.process import ReplicaProcess
 from pipemax.replicas.summed_stats import carried_counts, with_carried
 
@@ -59,9 +60,14 @@ class Replica:
     measures_nothing: bool = False
     """It has said that its start checks and measures nothing that others need."""
     policy: dict[str, Any] = field(default_factory=dict)
+    most_limits: StepLimits | None = None
+    """The limits of steps that it began with; None if they are fixed, or it was never up."""
     rows_done: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    _limits: StepLimits | None = None
+    """Those that it was sent, if any were."""
+    _records: StepRecords = field(default_factory=StepRecords.none)
     _report: Report | None = None
     _carried: dict[str, float] = field(default_factory=dict)
     _submits: int = 0
@@ -77,6 +83,27 @@ class Replica:
         self.process, self.state, self.last_words = process, ReplicaState.STARTING, ""
         self.starts += 1
         self._submits = 0
+
+    def note_started(self, started: Started, *, input_open: bool) -> None:
+        """Note that it can take rows, and tell it what the others were told before."""
+        self.state, self.policy, self.most_limits = ReplicaState.UP, started.policy, started.most_limits
+        self.send(InputOpen(is_open=input_open))
+        if self._limits is not None:
+            self.set_limits(self._limits)
+
+    def set_limits(self, limits: StepLimits) -> None:
+        """Have it schedule by these limits, as soon as it is up; none above those of its latest start."""
+        self._limits = limits
+        if self.is_up and self.most_limits is not None:
+            self.send(SetLimits(limits=limits.within(self.most_limits)))
+
+    def note_steps(self, records: StepRecords) -> None:
+        self._records = StepRecords.joined([self._records, records])
+
+    def take_step_records(self) -> StepRecords:
+        """Return its steps since the last call."""
+        records, self._records = self._records, StepRecords.none()
+        return records
 
     def end_life(self) -> None:
         """Note that it has died; its counts stay."""

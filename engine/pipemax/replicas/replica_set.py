@@ -16,6 +16,7 @@ from typing import Any
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.domain.step_records import StepLimits, StepRecords, check_limits
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
@@ -30,6 +31,7 @@ from pipemax.replicas.messages import (
     NothingToMeasure,
     Report,
     Started,
+    Steps,
     Stop,
 )
 from pipemax.replicas.process import Event, Events, Gone, Heard, ReplicaProcess, Silenced
@@ -106,6 +108,25 @@ class ReplicaSet:
             self._input_open = is_open
             for replica in self._up():
                 replica.send(InputOpen(is_open=is_open))
+
+    def most_limits(self) -> list[StepLimits]:
+        """See ``Engine.most_limits``; empty if the limits of any replica are fixed."""
+        with self._lock:
+            most = [r.most_limits for r in self._replicas.values() if r.most_limits is not None]
+            return most if len(most) == len(self._replicas) else []
+
+    def set_limits(self, limits: Sequence[StepLimits]) -> None:
+        """See ``Engine.set_limits``."""
+        check_limits(limits, self.most_limits())
+        with self._lock:
+            for replica, wanted in zip(self._replicas.values(), limits, strict=True):
+                replica.set_limits(wanted)
+
+    def take_step_records(self) -> list[StepRecords]:
+        """See ``Engine.take_step_records``."""
+        most = self.most_limits()
+        with self._lock:
+            return [replica.take_step_records() for replica in self._replicas.values()] if most else []
 
     def admission_credit_tokens(self) -> int:
         """Return what all replicas that are up can take together; see ``Engine.admission_credit_tokens``."""
@@ -212,8 +233,11 @@ class ReplicaSet:
                         replica.note_report(message)
                     case NothingToMeasure():
                         replica.measures_nothing = True
-                    case Started(policy=policy):
-                        self._note_started(replica, policy)
+                    case Steps(records=records):
+                        replica.note_steps(StepRecords.from_plain(records))
+                    case Started():
+                        replica.note_started(message, input_open=self._input_open)
+                        log.info("replica %d is up (start %d)", replica.number, replica.starts)
                     case Failed(reason=reason):
                         replica.last_words = reason
                     case Died(reason=reason, is_machine_fault=is_machine_fault):
@@ -237,11 +261,6 @@ class ReplicaSet:
             replica.completion_tokens += completion.completion_tokens
             ended.append(replace(completion, request_id=request.request_id))
         return ended
-
-    def _note_started(self, replica: Replica, policy: dict[str, Any]) -> None:
-        replica.state, replica.policy = ReplicaState.UP, policy
-        replica.send(InputOpen(is_open=self._input_open))
-        log.info("replica %d is up (start %d)", replica.number, replica.starts)
 
     def _bury(self, replica: Replica, reason: str) -> None:
         """Have the rows of a replica that has ended sent again, unless one of them may be what killed it."""

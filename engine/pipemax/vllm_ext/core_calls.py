@@ -1,6 +1,7 @@
 """Call the scheduler in vLLM's core from the engine's process, by typed functions. Only plain values cross."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +10,7 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.control.decision_trace import decode, encode
 from pipemax.control.times.profiling import Profile, TimedCopy, TimedMixedStep, TimedStep
 from pipemax.domain.plan import Batching
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.vllm_ext.runtime_settings import encode_stage
 from pipemax.vllm_ext.seam.core_client import call_scheduler, hold_requests, send_to_scheduler
 from pipemax.vllm_ext.seam.vllm_types import LLMEngine
@@ -103,3 +105,33 @@ def set_input_open(engine: LLMEngine, is_open: bool) -> None:
     If the core is dead, do nothing: the next ``engine.step()`` reports the death, as after ``abort_requests``.
     """
     send_to_scheduler(engine, "set_input_open", is_open)
+
+
+def most_limits(engine: LLMEngine) -> StepLimits:
+    """Return the limits that a tunable scheduler of stock vLLM began with."""
+    step_tokens, running_rows = call_scheduler(engine, "most_limits")
+    return StepLimits(step_tokens=step_tokens, running_rows=running_rows)
+
+
+def set_limits(engine: LLMEngine, limits: StepLimits) -> None:
+    """Have a tunable scheduler schedule by these limits from its next step on. Return without waiting for the core.
+
+    They are not above ``most_limits``. Steps below what some row must compute at once, such as a whole prompt where
+    prompts are not split, have room for that much. Call this on the thread that adds requests.
+    """
+    send_to_scheduler(engine, "set_limits", limits.step_tokens, limits.running_rows)
+
+
+def ask_step_records(engine: LLMEngine, take: Callable[[StepRecords], None]) -> None:
+    """Ask a tunable scheduler for its steps since it was last asked. Return without waiting for the core.
+
+    ``take`` is called with them, on another thread. Call this on the thread that adds requests.
+    """
+
+    def hear(answer: Future[Any]) -> None:
+        if answer.exception() is None:
+            take(StepRecords.from_plain(answer.result()))
+
+    answer = send_to_scheduler(engine, "take_step_records")
+    if answer is not None:
+        answer.add_done_callback(hear)

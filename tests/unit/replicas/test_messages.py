@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.replicas.messages import (
@@ -13,7 +14,9 @@ from pipemax.replicas.messages import (
     FromReplica,
     InputOpen,
     Report,
+    SetLimits,
     Started,
+    Steps,
     Submit,
     ToReplica,
     from_replica_line,
@@ -23,6 +26,7 @@ from pipemax.replicas.messages import (
     to_replica_line,
 )
 
+LIMITS = StepLimits(step_tokens=8192, running_rows=640)
 CHAT = GenerationRequest(
     request_id="7.1",
     messages=(Message(role="user", content="line\nline\u2028é"),),
@@ -43,7 +47,12 @@ ANSWERS = (
 
 @pytest.mark.parametrize(
     "message",
-    [Submit(number=2, requests=(CHAT, SHOWN)), Abort(request_ids=("1", "2")), InputOpen(is_open=True)],
+    [
+        Submit(number=2, requests=(CHAT, SHOWN)),
+        Abort(request_ids=("1", "2")),
+        InputOpen(is_open=True),
+        SetLimits(limits=LIMITS),
+    ],
 )
 def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:
     line = to_replica_line(message)
@@ -56,6 +65,8 @@ def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:
     [
         Ended(completions=ANSWERS),
         Started(policy={"chosen": "vllm", "settings": {"mixed_step_tokens": 256}}),
+        Started(most_limits=LIMITS),
+        Steps(records=StepRecords.none().to_plain()),
         Report(stats=EngineStats(phase="decode", metrics={"evictions": 2.0}), credit_tokens=-5, heard=3),
     ],
 )

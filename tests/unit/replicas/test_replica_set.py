@@ -13,6 +13,7 @@ import pytest
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.domain.step_records import StepLimits
 from pipemax.generation import Completion, GenerationRequest
 from pipemax.node.process import ProcessIdentity
 from pipemax.replicas.hardware import Gpu, Hardware
@@ -212,6 +213,48 @@ def test_a_replica_that_always_dies_is_given_up_and_the_others_do_all() -> None:
         engine.submit(requests(prompts))
         assert_once_each(poll_until(engine, 50), prompts)
         assert engine.stats().replicas[1]["rows_done"] == 50
+
+
+def run_by_limits(engine: ReplicaSet, expected: Sequence[tuple[int, int]]) -> bool:
+    """Wait until each replica's latest step was made by these limits; records of before are not counted."""
+    engine.take_step_records()
+    seen: dict[int, tuple[int, int]] = {}
+
+    def all_do() -> bool:
+        engine.poll(0.01)
+        for place, own in enumerate(engine.take_step_records()):
+            if len(own):
+                seen[place] = int(own.prompt_tokens[-1]), int(own.running[-1])
+        return seen == dict(enumerate(expected))
+
+    wait_until(all_do)
+    return True
+
+
+def test_each_replica_has_limits_of_its_own_also_after_it_was_replaced() -> None:
+    with replica_set(2, most_limits=[8192, 64]) as engine:
+        assert engine.most_limits() == [StepLimits(step_tokens=8192, running_rows=64)] * 2
+        engine.set_limits(
+            [StepLimits(step_tokens=2048, running_rows=64), StepLimits(step_tokens=8192, running_rows=16)]
+        )
+        assert run_by_limits(engine, [(2048, 64), (8192, 16)])
+        os.kill(pid_of(engine, 1), signal.SIGKILL)
+        wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["restarts"] == 1)
+        wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "up")
+        assert run_by_limits(engine, [(2048, 64), (8192, 16)])
+        with pytest.raises(ValueError, match="1 limits were given, and the engine has 2 replicas"):
+            engine.set_limits([StepLimits(step_tokens=1, running_rows=1)])
+        with pytest.raises(ValueError, match=r"replica 2: .*running_rows=65.* is above what it began with"):
+            engine.set_limits(
+                [StepLimits(step_tokens=1, running_rows=1), StepLimits(step_tokens=1, running_rows=65)]
+            )
+
+
+def test_replicas_whose_limits_are_fixed_say_so() -> None:
+    with replica_set(2) as engine:
+        assert engine.most_limits() == engine.take_step_records() == []
+        with pytest.raises(ValueError, match="they cannot change"):
+            engine.set_limits([StepLimits(step_tokens=1, running_rows=1)] * 2)
 
 
 def test_the_engine_dies_with_its_last_replica() -> None:

@@ -17,14 +17,16 @@ from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
 from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import ProcessIdentity
+from tests.fakes.step_limits import FakeLimits
 
 CONFIG = EngineConfig(model="model")
 
 
-class ListEngine:
+class ListEngine(FakeLimits):
     """Remembers what it was given and told."""
 
     def __init__(self, credit_tokens: int = 0) -> None:
+        super().__init__()
         self.submitted: list[str] = []
         self.heard_input: list[bool] = []
         self.credit_tokens = credit_tokens

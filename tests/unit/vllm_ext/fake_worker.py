@@ -6,7 +6,7 @@ model, thousands of steps a second. Output tokens are a function of all the toke
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -29,7 +30,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from pipemax.config import EngineConfig
 from pipemax.domain.units import ceil_div
-from pipemax.transfer.commands import BlockPrefetch, BlockStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
@@ -86,9 +87,40 @@ def make_scheduler(
         return _construct(cls, vllm_config, gpu_blocks, windows)
 
 
+def make_stock_scheduler(
+    *,
+    is_tunable: bool,
+    gpu_blocks: int = 40,
+    stages: int = 1,
+    step_tokens: int = 64,
+    max_num_seqs: int = 16,
+    runner: int = 1,
+    asynchronous: bool = False,
+    vllm: dict[str, Any] | None = None,
+) -> Scheduler:
+    """As the engine core would make it under policy vllm, or vLLM's own in its place."""
+    config = EngineConfig(
+        model=str(MODEL),
+        policy="vllm",
+        pipeline_parallel_size=stages,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=step_tokens,
+        vllm={"enable_chunked_prefill": True, "hf_overrides": {"num_hidden_layers": 8}, **(vllm or {})},
+    )
+    synchrony = asynchronous_scheduling_on_cpu() if asynchronous else nullcontext()
+    with launch_environment(config), runner_version(runner), synchrony:
+        vllm_config = make_vllm_config(config)
+        if not is_tunable:
+            vllm_config.scheduler_config.scheduler_cls = None
+    vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1
+    with runner_version(runner):
+        return _construct(vllm_config.scheduler_config.get_scheduler_cls(), vllm_config, gpu_blocks, (None,))
+
+
 def _construct(
-    cls: type[PipeMaxScheduler], vllm_config: VllmConfig, gpu_blocks: int, windows: Sequence[int | None]
-) -> PipeMaxScheduler:
+    cls: Callable[..., Any], vllm_config: VllmConfig, gpu_blocks: int, windows: Sequence[int | None]
+) -> Any:
     shape: dict[str, Any] = {
         "block_size": BLOCK_TOKENS,
         "num_kv_heads": 1,
@@ -298,7 +330,7 @@ def _kv(token: int, group: int) -> int:
 class FakeCore:
     """vLLM's engine core: schedules up to ``depth`` steps before it takes the first one's outputs."""
 
-    def __init__(self, scheduler: PipeMaxScheduler, depth: int = 1) -> None:
+    def __init__(self, scheduler: Any, depth: int = 1) -> None:
         self.scheduler = scheduler
         groups = scheduler.kv_cache_config.kv_cache_groups
         self.worker = FakeWorker(
@@ -318,7 +350,7 @@ class FakeCore:
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> SchedulerOutput:
-        output = self.scheduler.schedule()
+        output = self._schedule()
         self._in_flight.append((output, self.worker.execute(output)))
         self._check()
         self.num_steps += 1
@@ -332,10 +364,16 @@ class FakeCore:
             self.step()
         while self._in_flight:
             self._complete()
+        self._check_empty()
+        return self.outputs
+
+    def _schedule(self) -> SchedulerOutput:
+        return self.scheduler.schedule()
+
+    def _check_empty(self) -> None:
         scheduler = self.scheduler
         assert scheduler._host.num_free == scheduler._host.num_blocks, "host blocks leak"
         assert scheduler._gpu.num_free == scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
-        return self.outputs
 
     @property
     def counters(self) -> Any:
@@ -360,3 +398,19 @@ class FakeCore:
             if not block.is_null
         }
         assert pool.get_num_free_blocks() + len(held) == pool.num_gpu_blocks - 1, "GPU blocks leak"
+
+
+class StockCore(FakeCore):
+    """The same over a scheduler of stock vLLM, which moves no KV."""
+
+    def _schedule(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        output.kv_connector_metadata = StepMetadata(self.num_steps, StepCopies())
+        return output
+
+    def _check(self) -> None:
+        pass
+
+    def _check_empty(self) -> None:
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "GPU blocks leak"

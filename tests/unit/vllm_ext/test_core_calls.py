@@ -20,9 +20,20 @@ from vllm.v1.engine.core_client import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from pipemax.vllm_ext.core_calls import fixed_times, held, set_input_open, take_profile
+from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.vllm_ext.core_calls import (
+    ask_step_records,
+    fixed_times,
+    held,
+    set_input_open,
+    set_limits,
+    take_profile,
+)
 from pipemax.vllm_ext.seam.core_client import answer_calls, tell_death
 from tests.waiting import wait_until
+
+_COUNTS = ("prompt_tokens", "decodes", "kv_tokens", "running", "waiting", "preempted")
+STEPS = StepRecords.from_plain({**{name: [1, 2] for name in _COUNTS}, "seconds": [None, 0.5], "dropped": 3})
 
 
 @dataclass
@@ -45,6 +56,12 @@ class FakeScheduler:
 
     def set_pause_state(self, state: PauseState) -> None:
         self.heard.append(state)
+
+    def set_limits(self, step_tokens: int, running_rows: int) -> None:
+        self.heard.append((step_tokens, running_rows))
+
+    def take_step_records(self) -> dict[str, Any]:
+        return STEPS.to_plain()
 
     def learn_times(self, is_on: bool) -> None:
         self.heard.append(f"learns {is_on}")
@@ -129,6 +146,26 @@ def test_the_answer_to_the_input_signal_is_expected_and_then_forgotten() -> None
     core.take_in()
     client.take_answers()
     assert client.utility_results == {}
+
+
+def test_limits_and_records_of_steps_do_not_wait_for_the_core() -> None:
+    core, client = make_pair(scheduler := FakeScheduler())
+    taken: list[StepRecords] = []
+    set_limits(engine_of(client), StepLimits(step_tokens=64, running_rows=8))
+    ask_step_records(engine_of(client), taken.append)
+    assert (scheduler.heard, taken) == ([], []), "the core is busy with a step"
+    core.take_in()
+    assert scheduler.heard == [(64, 8)]
+    client.take_answers()
+    assert [records.to_plain() for records in taken] == [STEPS.to_plain()]
+    assert client.utility_results == {}
+
+
+def test_a_dead_core_is_asked_for_no_records() -> None:
+    core, client = make_pair(FakeScheduler())
+    client.resources.engine_dead = True
+    ask_step_records(engine_of(client), lambda records: pytest.fail("nobody answers"))
+    assert core.input_queue.empty()
 
 
 def test_a_core_that_cannot_take_the_input_signal_is_reported(caplog: pytest.LogCaptureFixture) -> None:

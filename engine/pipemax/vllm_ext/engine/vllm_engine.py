@@ -7,7 +7,7 @@ its own; when one dies, ``step`` raises, and the next ``poll`` raises that as En
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -22,6 +22,7 @@ from pipemax.checkpoint.special_tokens import SpecialTokens
 from pipemax.config import ChatMode, EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest, RequestError
 from pipemax.node.gpu_faults import is_gpu_fault
@@ -29,6 +30,7 @@ from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
+from pipemax.vllm_ext.engine.live_limits import LiveLimits
 from pipemax.vllm_ext.engine.row_encoder import RowEncoder, core_prompt
 from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
@@ -69,14 +71,8 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
-    is_open: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _UseBatching:
-    batching: Batching
-    mixed_step_tokens: int | None
+class _Call:
+    carry_out: Callable[[], None]
 
 
 class _Stop:
@@ -102,6 +98,7 @@ class VllmEngine:
         try:
             self.measured = self._measure(config)
             self._prepare(config)
+            self._limits = LiveLimits(self._engine, vllm_config)
         except EngineStartError:  # it failed the check, and says why
             self._vllm.close()
             raise
@@ -123,7 +120,7 @@ class VllmEngine:
         self._admission = AdmissionBook(
             admission_capacity_tokens(vllm_config), scheduler_reports=self._hears_of_input
         )
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Input | _UseBatching | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Add | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
@@ -224,11 +221,23 @@ class VllmEngine:
         self._commands.put(_Abort(tuple(ask_ids)))
 
     def set_input_open(self, is_open: bool) -> None:
-        self._commands.put(_Input(is_open))
+        self._commands.put(_Call(partial(self._tell_input, is_open)))
 
     def use_batching(self, batching: Batching, mixed_step_tokens: int | None) -> None:
         """Have an engine under PipeMax batch so from now on. Call this before the first request."""
-        self._commands.put(_UseBatching(batching, mixed_step_tokens))
+        self._commands.put(_Call(partial(use_batching, self._engine, batching, mixed_step_tokens)))
+
+    def most_limits(self) -> list[StepLimits]:
+        return self._limits.most
+
+    def set_limits(self, limits: Sequence[StepLimits]) -> None:
+        self._limits.check(limits)
+        self._commands.put(_Call(partial(self._limits.set, limits[0])))
+
+    def take_step_records(self) -> list[StepRecords]:
+        if self._limits.most:
+            self._commands.put(_Call(self._limits.ask))
+        return self._limits.take()
 
     def admission_credit_tokens(self) -> int:
         return self._admission.credit_tokens()
@@ -297,10 +306,8 @@ class VllmEngine:
                     self._add(command.ask)
                 case _Abort():
                     self._engine.abort_request(list(command.ask_ids))
-                case _Input():
-                    self._tell_input(command.is_open)
-                case _UseBatching():
-                    use_batching(self._engine, command.batching, command.mixed_step_tokens)
+                case _Call():
+                    command.carry_out()
                 case _Stop():
                     return False
 

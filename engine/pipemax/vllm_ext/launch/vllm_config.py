@@ -32,6 +32,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
 )
 from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
+from pipemax.vllm_ext.launch.tunable_scheduler import fit_tunable_scheduler
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
 from pipemax.vllm_ext.seam.version import check_version
 from pipemax.vllm_ext.seam.vllm_types import (
@@ -85,6 +86,8 @@ def make_vllm_config(config: EngineConfig) -> VllmConfig:
         assert vllm_config.kv_transfer_config is not None
         fit_scheduler(vllm_config, settings)
         vllm_config.kv_transfer_config.kv_connector_extra_config.update(settings.to_extra_config())
+    else:
+        fit_tunable_scheduler(vllm_config)
     return vllm_config
 
 

@@ -75,23 +75,27 @@ def hold_requests(engine: LLMEngine, is_on: bool) -> None:
     _call(engine, _HOLD_REQUESTS, is_on)
 
 
-def send_to_scheduler(engine: LLMEngine, method: str, *arguments: object) -> None:
+def send_to_scheduler(engine: LLMEngine, method: str, *arguments: object) -> Future[Any] | None:
     """Call the scheduler's method and do not wait for the answer: vLLM's ``call_utility`` without its last line.
 
     The order holds: requests, aborts and calls take one socket and one queue, and the core empties the queue in order
-    before each step. A failed call is logged here and in the core. If the core is dead, do nothing.
+    before each step. The answer comes on a thread of vLLM's client. A failed call is logged here and in the core. If
+    the core is dead, do nothing and return ``None``.
     """
     client: Any = engine.engine_core
+    answer: Future[Any] = Future()
+    answer.add_done_callback(_log_failure)
     if isinstance(client, InprocClient):
-        call_scheduler(engine, method, *arguments)
-    elif not client.resources.engine_dead:
+        answer.set_result(call_scheduler(engine, method, *arguments))
+    elif client.resources.engine_dead:
+        return None
+    else:
         call_id = uuid.uuid1().int >> 64
-        answer: Future[Any] = Future()
-        answer.add_done_callback(_log_failure)
         # Before the call is sent: vLLM's output thread looks up the answer's id, and dies if it cannot find it.
         client.utility_results[call_id] = answer
         call = (0, call_id, _CALL_SCHEDULER, (method, arguments, False))
         client._send_input(EngineCoreRequestType.UTILITY, call)
+    return answer
 
 
 def _call(engine: LLMEngine, method: str, *arguments: object) -> Any:

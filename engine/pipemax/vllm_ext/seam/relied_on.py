@@ -1,4 +1,7 @@
-"""What PipeMax relies on of vLLM that vLLM does not promise: methods with their parameters, and attributes.
+"""What we rely on of vLLM that vLLM does not promise: methods with their parameters, and attributes.
+
+``METHODS`` and ``ATTRIBUTES`` are what policy pipemax needs, ``TUNABLE_METHODS`` and ``TUNABLE_ATTRIBUTES`` what stock
+vLLM's limits need to change while it runs.
 
 A method is listed if a class of ours overrides it, a patch replaces it, or code of ours calls it although it is
 private. Of an overridden method the parameters must be those that ours has, so each line gives them; where versions
@@ -174,3 +177,26 @@ ATTRIBUTES: dict[str, str] = {
     "vllm.v1.worker.gpu_worker.Worker": "model_runner use_v2_model_runner",
 }
 """Class → attributes that its objects have."""
+
+TUNABLE_METHODS: dict[str, str] = {
+    "vllm.v1.core.sched.scheduler.Scheduler": """
+        get_request_counts(self)
+        has_unfinished_requests(self)
+        update_from_output(self, scheduler_output, model_runner_output)
+    """,
+}
+TUNABLE_ATTRIBUTES: dict[str, str] = {
+    "vllm.v1.core.sched.scheduler.Scheduler": """
+        cache_config max_num_active_reqs max_num_scheduled_tokens need_mamba_block_aligned_split num_spec_tokens
+        scheduler_config
+    """,
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler": "max_num_active_reqs max_num_scheduled_tokens",
+    "vllm.v1.core.sched.output.SchedulerOutput": """
+        num_scheduled_tokens preempted_req_ids scheduled_cached_reqs scheduled_spec_decode_tokens
+        total_num_scheduled_tokens
+    """,
+    "vllm.v1.core.sched.output.CachedRequestData": """
+        num_computed_tokens num_output_tokens req_ids resumed_req_ids
+    """,
+    "vllm.config.scheduler.SchedulerConfig": "disable_chunked_mm_input enable_chunked_prefill scheduler_cls",
+}

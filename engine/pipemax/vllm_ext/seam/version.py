@@ -4,13 +4,18 @@ The scheduler is a subclass that relies on private names; another vLLM may have 
 other parameters. One clear error at start-up is better than wrong tokens later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import vllm
 
-from pipemax.vllm_ext.seam.relied_on import ATTRIBUTES, METHODS
+from pipemax.vllm_ext.seam.relied_on import (
+    ATTRIBUTES,
+    METHODS,
+    TUNABLE_ATTRIBUTES,
+    TUNABLE_METHODS,
+)
 from pipemax.vllm_ext.seam.sources import Sources
 from pipemax.vllm_ext.seam.supported import SUPPORTED_VERSIONS
 
@@ -33,10 +38,21 @@ def _installed_lacks() -> tuple[str, ...]:
     return tuple(lacks(Path(vllm.__file__).parents[1]))
 
 
-def lacks(root: Path) -> Iterator[str]:
-    """Iterate over what the vLLM in directory ``root`` lacks, or has otherwise than PipeMax needs it; no import."""
+@cache
+def installed_lacks_for_tuning() -> tuple[str, ...]:
+    """Return what the installed vLLM lacks for its limits to change while it runs; any version may have it."""
+    return tuple(lacks(Path(vllm.__file__).parents[1], TUNABLE_METHODS, TUNABLE_ATTRIBUTES))
+
+
+def lacks(
+    root: Path, methods: Mapping[str, str] = METHODS, attributes: Mapping[str, str] = ATTRIBUTES
+) -> Iterator[str]:
+    """Iterate over what the vLLM in directory ``root`` lacks, or has otherwise than we need it; no import.
+
+    Without the tables, that is what policy pipemax needs.
+    """
     sources = Sources(root)
-    for owner, lines in METHODS.items():
+    for owner, lines in methods.items():
         name_of_class = owner.rpartition(".")[2]
         for line in lines.strip().splitlines():
             method, _, rest = line.strip().partition("(")
@@ -46,8 +62,8 @@ def lacks(root: Path) -> Iterator[str]:
                 yield f"{name_of_class}.{method}"
             elif there not in wanted:
                 yield f"{name_of_class}.{method}{_shown(wanted[-1])}, which there has {_shown(there)}"
-    for owner, attributes in ATTRIBUTES.items():
-        for attribute in attributes.split():
+    for owner, names in attributes.items():
+        for attribute in names.split():
             if not sources.uses(owner, attribute):
                 yield f"{owner.rpartition('.')[2]}.{attribute}"
 

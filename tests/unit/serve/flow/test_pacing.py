@@ -13,6 +13,7 @@ from pipemax.serve.flow.credit import CreditWindow, StreamCredit
 from pipemax.serve.flow.pacing import FLOOR_FACTOR, Pacer
 from pipemax.serve.limits import WindowLimits
 from pipemax.vllm_ext.engine.admission import AdmissionBook
+from tests.fakes.step_limits import FakeLimits
 
 _STEP_S = 0.025
 _STEP_TOKENS = 8_192
@@ -25,13 +26,14 @@ _SLACK_ROWS = (_STREAMS + 1) * WindowLimits().chunk_rows
 """A chunk beyond what fits, and one that each stream has in any case."""
 
 
-class StockEngine:
+class StockEngine(FakeLimits):
     """A fake with vLLM's rules: requests run while their KV fits, and are preempted, the last first, when it does not.
 
     A request's id says how long its output becomes: ``NUMBER:TOKENS``.
     """
 
     def __init__(self, *, max_num_seqs: int) -> None:
+        super().__init__()
         self._max_num_seqs = max_num_seqs
         self._book = AdmissionBook(2 * _KV_TOKENS, scheduler_reports=False)
         self._waiting: deque[str] = deque()

@@ -10,12 +10,14 @@ from pipemax.domain.errors import EngineDiedError
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.turns import Turns
 from pipemax.wire import ErrorCode
+from tests.fakes.step_limits import FakeLimits
 
 
-class ListEngine:
+class ListEngine(FakeLimits):
     """Remembers what runs; dies when it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.running: list[str] = []
         self.dead = False
         self.is_machine_fault = False

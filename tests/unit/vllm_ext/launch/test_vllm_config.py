@@ -12,6 +12,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
+from pipemax.vllm_ext.launch import tunable_scheduler
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.forecast import forecast
 from pipemax.vllm_ext.launch.vllm_config import (
@@ -226,6 +227,31 @@ def test_the_v2_runner_has_slots_for_those_whose_kv_fits_the_gpu(num_blocks: int
     with runner_version(2):
         vllm_config = make_vllm_config(config(num_batches=3, max_num_seqs=16, block_size=16, vllm=pool))
     assert vllm_config.scheduler_config.max_num_seqs == slots
+
+
+def scheduler_of(**values: object) -> object:
+    with launch_environment(config(**values)):
+        return make_vllm_config(config(**values)).scheduler_config.scheduler_cls
+
+
+def test_stock_vllm_s_limits_may_change_unless_the_user_names_a_scheduler() -> None:
+    assert scheduler_of(policy="vllm") == "pipemax.vllm_ext.scheduler.tunable.TunableScheduler"
+    with asynchronous_scheduling_on_cpu():
+        name = scheduler_of(policy="vllm", vllm={"async_scheduling": True})
+        assert name == "pipemax.vllm_ext.scheduler.tunable.TunableAsyncScheduler"
+    theirs = "vllm.v1.core.sched.scheduler.Scheduler"
+    assert scheduler_of(policy="vllm", vllm={"scheduler_cls": theirs}) == theirs
+
+
+def test_where_vllm_lacks_a_limit_its_own_scheduler_runs_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = ("Scheduler.max_num_active_reqs",)
+    monkeypatch.setattr(tunable_scheduler, "installed_lacks_for_tuning", lambda: lacking)
+    tunable_scheduler._say_fixed.cache_clear()
+    assert scheduler_of(policy="vllm") is None
+    assert scheduler_of(policy="vllm") is None
+    assert caplog.text.count("changing them while it runs needs Scheduler.max_num_active_reqs") == 1
 
 
 def test_on_a_cpu_scheduling_is_synchronous() -> None:

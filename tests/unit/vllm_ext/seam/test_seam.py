@@ -139,6 +139,7 @@ SUBCLASSES = (
     "engine.stat_logger",
     "node_check.random_weights",
     "scheduler.scheduler",
+    "scheduler.tunable",
     "worker.connector",
     "worker.cpu_worker",
     "worker.gpu_worker",

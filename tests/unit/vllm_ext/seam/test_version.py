@@ -10,8 +10,8 @@ import pytest
 import vllm
 
 from pipemax.vllm_ext.seam import version
-from pipemax.vllm_ext.seam.relied_on import METHODS
-from pipemax.vllm_ext.seam.version import check_version, lacks
+from pipemax.vllm_ext.seam.relied_on import METHODS, TUNABLE_ATTRIBUTES, TUNABLE_METHODS
+from pipemax.vllm_ext.seam.version import check_version, installed_lacks_for_tuning, lacks
 from tests.unit.vllm_ext.seam.test_seam import SUBCLASSES
 
 ROOT = Path(vllm.__file__).parents[1]
@@ -47,6 +47,7 @@ def changed(tmp_path: Path) -> Changed:
 
 def test_the_installed_vllm_has_all_of_it() -> None:
     assert [*lacks(ROOT)] == []
+    assert installed_lacks_for_tuning() == ()
     check_version()
 
 
@@ -70,6 +71,17 @@ def test_a_method_or_attribute_that_has_moved_is_named(
     file: str, old: str, new: str, told: str, changed: Changed
 ) -> None:
     assert [*lacks(changed(file, old, new))] == [told]
+
+
+def test_a_scheduler_without_a_limit_of_running_rows_cannot_be_tuned_and_runs_pipemax(
+    changed: Changed,
+) -> None:
+    root = changed(SCHEDULER, r"max_num_active_reqs", "most_active")
+    assert [*lacks(root, TUNABLE_METHODS, TUNABLE_ATTRIBUTES)] == [
+        "Scheduler.max_num_active_reqs",
+        "AsyncScheduler.max_num_active_reqs",
+    ]
+    assert [*lacks(root)] == []
 
 
 def test_a_vllm_that_is_built_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,52 @@
+"""The limits of a started engine's steps, and the records of its steps, between the engine's thread and others."""
+
+import threading
+from collections.abc import Sequence
+
+from pipemax.domain.step_records import StepLimits, StepRecords, check_limits
+from pipemax.vllm_ext.core_calls import ask_step_records, most_limits, set_limits
+from pipemax.vllm_ext.launch.tunable_scheduler import has_tunable_scheduler
+from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
+
+
+class LiveLimits:
+    """Speaks with a tunable scheduler; of an engine without one it says that its limits are fixed."""
+
+    def __init__(self, engine: LLMEngine, vllm_config: VllmConfig) -> None:
+        """Ask the scheduler for the limits that it began with. Call this before the engine's thread begins."""
+        self._engine = engine
+        self.most = [most_limits(engine)] if has_tunable_scheduler(vllm_config) else []
+        self._lock = threading.Lock()
+        self._records = StepRecords.none()
+        self._is_asked = False
+
+    # -- any thread -------------------------------------------------------------------------------------------
+
+    def check(self, limits: Sequence[StepLimits]) -> None:
+        """Raise ``ValueError`` for limits that ``Engine.set_limits`` does not take."""
+        check_limits(limits, self.most)
+
+    def take(self) -> list[StepRecords]:
+        """Return the records that have come from the scheduler since the last call."""
+        with self._lock:
+            records, self._records = self._records, StepRecords.none()
+        return [records] if self.most else []
+
+    # -- the engine's thread ----------------------------------------------------------------------------------
+
+    def set(self, limits: StepLimits) -> None:
+        """Send the scheduler its limits."""
+        set_limits(self._engine, limits)
+
+    def ask(self) -> None:
+        """Ask the scheduler for its records, unless an answer is on its way."""
+        with self._lock:
+            if self._is_asked:
+                return
+            self._is_asked = True
+        ask_step_records(self._engine, self._keep)
+
+    def _keep(self, records: StepRecords) -> None:
+        with self._lock:
+            self._records = StepRecords.joined([self._records, records])
+            self._is_asked = False

@@ -1,0 +1,34 @@
+"""The limits of a fake engine's steps, and records that show by which of them it would run."""
+
+from collections.abc import Sequence
+
+from pipemax.domain.step_records import StepLimits, StepRecords, check_limits
+
+
+class FakeLimits:
+    """What ``pipemax.api.Engine`` has of limits; they are fixed unless there are ``most``."""
+
+    def __init__(self, most: tuple[int, int] | None = None) -> None:
+        self._most = [] if most is None else [StepLimits(step_tokens=most[0], running_rows=most[1])]
+        self._limits = self._most
+
+    def most_limits(self) -> list[StepLimits]:
+        return self._most
+
+    def set_limits(self, limits: Sequence[StepLimits]) -> None:
+        check_limits(limits, self._most)
+        self._limits = [*limits]
+
+    def take_step_records(self) -> list[StepRecords]:
+        """Return one step, as full as the limits allow."""
+        return [
+            StepRecords.from_plain(
+                {
+                    "prompt_tokens": [limits.step_tokens],
+                    "running": [limits.running_rows],
+                    **{name: [0] for name in ("decodes", "kv_tokens", "waiting", "preempted")},
+                    "seconds": [None],
+                }
+            )
+            for limits in self._limits
+        ]
