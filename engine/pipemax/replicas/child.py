@@ -36,6 +36,7 @@ from pipemax.replicas.messages import (
     Steps,
     Stop,
     Submit,
+    TakeSteps,
     from_replica_line,
     lines_of,
     read_to_replica,
@@ -56,7 +57,6 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _REPORT_PERIOD_S = 0.05
-_STEPS_PERIOD_S = 1.0
 
 
 def main(
@@ -123,6 +123,7 @@ class _Replica:
         self._engine = engine
         self._heard = 0
         self._is_told_to_stop = False
+        self._is_asked_for_steps = False
         self._fault: EngineDiedError | None = None
 
     def run(self, lines: Iterator[bytes]) -> int:
@@ -138,7 +139,7 @@ class _Replica:
         return 0
 
     def _deliver(self) -> None:
-        reported_s = told_steps_s = -math.inf
+        reported_s = -math.inf
         while not self._is_told_to_stop:
             ended = self._engine.poll(_POLL_S)
             if self._fault is not None:
@@ -151,8 +152,8 @@ class _Replica:
                 credit_tokens = self._engine.admission_credit_tokens()
                 stats = finite(self._engine.stats())
                 _send(self._connection, Report(stats=stats, credit_tokens=credit_tokens, heard=heard))
-            if time.monotonic() - told_steps_s >= _STEPS_PERIOD_S:
-                told_steps_s = time.monotonic()
+            if self._is_asked_for_steps:
+                self._is_asked_for_steps = False
                 for records in self._engine.take_step_records():
                     _send(self._connection, Steps(records=records.to_plain()))
 
@@ -170,6 +171,8 @@ class _Replica:
                         self._engine.set_input_open(message.is_open)
                     case SetLimits():
                         self._engine.set_limits([message.limits])
+                    case TakeSteps():
+                        self._is_asked_for_steps = True
                     case Stop() | Start():
                         break
         except EngineDiedError as error:

@@ -65,6 +65,13 @@ class SetLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSteps:
+    """To the replica: send the steps since the last ``Steps``."""
+
+    kind: Literal["take steps"] = "take steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """To the replica: close the engine and end."""
 
@@ -119,7 +126,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """From the replica, about once a second: its steps since the last such message."""
+    """From the replica, when it was asked: its steps since the last such message."""
 
     records: dict[str, Any]
     """``StepRecords`` as plain values."""
@@ -135,7 +142,7 @@ class Died:
     kind: Literal["died"] = "died"
 
 
-ToReplica = Start | Submit | Abort | InputOpen | SetLimits | Stop
+ToReplica = Start | Submit | Abort | InputOpen | SetLimits | TakeSteps | Stop
 FromReplica = NothingToMeasure | Started | Failed | Report | Ended | Steps | Died
 
 _Message = TypeVar("_Message", bound=ToReplica | FromReplica)

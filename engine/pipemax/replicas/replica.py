@@ -10,7 +10,7 @@ from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.engine import EngineStats
 from pipemax.generation import GenerationRequest
 from pipemax.replicas.division import Share
-from pipemax.replicas.messages import InputOpen, Report, SetLimits, Started, Submit, ToReplica
+from pipemax.replicas.messages import InputOpen, Report, SetLimits, Started, Submit, TakeSteps, ToReplica
 from pipemax.replicas.process import ReplicaProcess
 from pipemax.replicas.summed_stats import carried_counts, with_carried
 
@@ -101,7 +101,9 @@ class Replica:
         self._records = StepRecords.joined([self._records, records])
 
     def take_step_records(self) -> StepRecords:
-        """Return its steps since the last call."""
+        """Return the steps that it has sent since the last call, and ask for more."""
+        if self.is_up:
+            self.send(TakeSteps())
         records, self._records = self._records, StepRecords.none()
         return records
 

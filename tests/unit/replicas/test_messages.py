@@ -18,6 +18,7 @@ from pipemax.replicas.messages import (
     Started,
     Steps,
     Submit,
+    TakeSteps,
     ToReplica,
     from_replica_line,
     lines_of,
@@ -52,6 +53,7 @@ ANSWERS = (
         Abort(request_ids=("1", "2")),
         InputOpen(is_open=True),
         SetLimits(limits=LIMITS),
+        TakeSteps(),
     ],
 )
 def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:

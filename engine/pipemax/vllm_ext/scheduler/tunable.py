@@ -5,7 +5,6 @@ limits should be is decided elsewhere.
 """
 
 import time
-from collections import deque
 from typing import Any
 
 from pipemax.domain.step_records import MOST_STEPS, StepLimits
@@ -20,10 +19,16 @@ from pipemax.vllm_ext.seam.vllm_types import (
 
 
 class StepRecorder:
-    """Records steps as their outputs are taken in. Of those that nobody takes, the newest are kept."""
+    """Records steps as their outputs are taken in, while somebody takes the records.
+
+    It begins with the first ``take``, and rests after so many steps that nobody took: a look at each row of a step is
+    worth its time to a tuner only.
+    """
 
     def __init__(self, most_steps: int = MOST_STEPS) -> None:
-        self._steps: deque[tuple[int | float | None, ...]] = deque(maxlen=most_steps)
+        self._steps: list[tuple[int | float | None, ...]] = []
+        self._most_steps = most_steps
+        self._is_on = False
         self._dropped = 0
         self._last_output_s: float | None = None
 
@@ -34,14 +39,17 @@ class StepRecorder:
 
         ``goes_on`` tells whether requests are left after it: the engine then works until the next step's results.
         """
-        if not output.num_scheduled_tokens:
+        if not self._is_on or not output.num_scheduled_tokens:
+            return
+        if len(self._steps) == self._most_steps:
+            self._dropped, self._is_on, self._last_output_s = self._dropped + self._most_steps, False, None
+            self._steps.clear()
             return
         decode_kv, num_drafts = _decodes(output)
         prompt_tokens = output.total_num_scheduled_tokens - len(decode_kv) - num_drafts
         preempted = len(output.preempted_req_ids or ())
         seconds = None if self._last_output_s is None else now_s - self._last_output_s
         self._last_output_s = now_s if goes_on else None
-        self._dropped += len(self._steps) == self._steps.maxlen
         self._steps.append(
             (prompt_tokens, len(decode_kv), sum(decode_kv), running, waiting, preempted, seconds)
         )
@@ -51,7 +59,7 @@ class StepRecorder:
         names = ("prompt_tokens", "decodes", "kv_tokens", "running", "waiting", "preempted", "seconds")
         columns = zip(*self._steps, strict=True) if self._steps else [()] * len(names)
         taken = {name: list(column) for name, column in zip(names, columns, strict=True)}
-        dropped, self._dropped = self._dropped, 0
+        dropped, self._dropped, self._is_on = self._dropped, 0, True
         self._steps.clear()
         return {**taken, "dropped": dropped}
 

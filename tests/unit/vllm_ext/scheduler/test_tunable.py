@@ -25,6 +25,8 @@ def stock_core(*, runner: int, stages: int, asynchronous: bool, **more: Any) -> 
         asynchronous=asynchronous,
         **more,
     )
+    if isinstance(scheduler, TunableScheduler):
+        scheduler.take_step_records()  # records are made once somebody takes them
     return StockCore(scheduler, stages + asynchronous)
 
 
@@ -180,15 +182,23 @@ def test_a_step_s_record_is_what_the_step_was(runner: int, stages: int, asynchro
     assert core.scheduler.take_step_records()["seconds"] == []
 
 
-def test_the_oldest_records_are_dropped_and_counted() -> None:
+def test_steps_are_recorded_only_while_somebody_takes_the_records() -> None:
     core = stock_core(runner=1, stages=1, asynchronous=False)
     recorder = core.scheduler._recorder = StepRecorder(most_steps=4)
-    core.add(make_request("a", [1, 2, 3], 10))
+
+    def run_ten_steps(name: str) -> None:
+        core.add(make_request(name, [1, 2, 3], 10))
+        core.run()
+
+    run_ten_steps("a")
+    assert len(StepRecords.from_plain(recorder.take())) == 0, "nobody had taken any"
+    run_ten_steps("b")
+    records = StepRecords.from_plain(recorder.take())
+    assert (len(records), records.dropped) == (0, 4), "more steps than are kept were not taken"
+    core.add(make_request("c", [1, 2, 3], 3))
     core.run()
     records = StepRecords.from_plain(recorder.take())
-    assert records.kv_tokens.tolist() == [9, 10, 11, 12]
-    assert records.dropped == 6
-    assert StepRecords.from_plain(recorder.take()).dropped == 0
+    assert (records.prompt_tokens.tolist(), records.dropped) == ([3, 0, 0], 0)
 
 
 def test_a_gap_without_work_is_no_step_s_time() -> None:
