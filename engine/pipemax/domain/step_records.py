@@ -89,15 +89,19 @@ class StepRecords:
         return cls.from_plain({})
 
     @classmethod
-    def joined(cls, parts: Sequence["StepRecords"], *, most: int = MOST_STEPS) -> Self:
-        """Return successive records as one, of the newest ``most`` steps."""
+    def joined(cls, parts: Sequence["StepRecords"], *, most: int | None = None) -> Self:
+        """Return successive records as one, of the newest ``most`` steps if it is given."""
         if not parts:
             return cls.none()
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         count = len(arrays["seconds"])
-        excess = max(0, count - most)
+        excess = 0 if most is None else max(0, count - most)
         dropped = sum(part.dropped for part in parts) + excess
         return cls(**{name: array[excess:] for name, array in arrays.items()}, dropped=dropped)
+
+    def since(self, first: int) -> Self:
+        """Return the steps from the one with this index on."""
+        return type(self)(**{name: getattr(self, name)[first:] for name in _ARRAYS})
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values, which ``from_plain`` reads: a list for each array, NaN as None."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.domain.step_records import MOST_STEPS, StepLimits, StepRecords
 from pipemax.engine import EngineStats
 from pipemax.generation import GenerationRequest
 from pipemax.replicas.division import Share
@@ -98,7 +98,7 @@ class Replica:
             self.send(SetLimits(limits=limits.within(self.most_limits)))
 
     def note_steps(self, records: StepRecords) -> None:
-        self._records = StepRecords.joined([self._records, records])
+        self._records = StepRecords.joined([self._records, records], most=MOST_STEPS)
 
     def take_step_records(self) -> StepRecords:
         """Return the steps that it has sent since the last call, and ask for more."""

@@ -1,1 +1,1 @@
-"""Tunes an engine on the rows that it answers: pure decisions, from records of steps."""
+"""Tuning of a stock engine while it runs: how many tokens a step takes, and how many rows run at once."""

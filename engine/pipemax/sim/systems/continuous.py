@@ -127,7 +127,7 @@ class ContinuousBatching:
         tensor = policy.tensor or num_gpus
         layout = Parallelism(pipeline=num_gpus // tensor, tensor=tensor)
         self._shared = scenario.workload.shared_prefix_tokens
-        self._machine = Machine(
+        self.machine = Machine(
             self._queue,
             self._links,
             scenario.node,
@@ -141,9 +141,11 @@ class ContinuousBatching:
         )
         self._window_tokens = scenario.model.window_tokens
         self._progress = Progress(
-            scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
+            scenario.workload, self._queue, [self.machine.usage], stops_at_drain=scenario.stops_at_drain
         )
-        self._recomputed_tokens = 0
+        self.recomputed_tokens = 0
+        """Of preempted requests, less those that were found in the prefix cache."""
+        self.num_preempted = 0
         self._prefilled_of_head: dict[int, int] = {}  # request → own tokens computed of a prompt begun
         self._dropped: dict[int, _Dropped] = {}  # preempted requests that may find blocks again
         self._left_over: deque[tuple[int, int, int]] = (
@@ -152,21 +154,37 @@ class ContinuousBatching:
         self._groups = self._make_groups(layout.pipeline)
 
     def simulate(self) -> SimulationResult:
-        for group in self._groups:
-            self._schedule(group)
+        self.start()
         self._queue.run()
         return summarize_machines(
             self._policy.name,
             self._scenario.workload,
-            [self._machine],
+            [self.machine],
             self._progress,
-            recomputed_tokens=self._recomputed_tokens,
+            recomputed_tokens=self.recomputed_tokens,
         )
+
+    def set_limits(self, *, step_tokens: int, running_rows: int) -> None:
+        """Change the maximum size of the steps from the next one on; requests that run go on running."""
+        self._policy = replace(self._policy, max_batched_tokens=step_tokens, max_running=running_rows)
+
+    @property
+    def num_running(self) -> int:
+        return self._num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, {id(group.waiting): group.waiting for group in self._groups}.values()))
+
+    def start(self) -> None:
+        """Send the first steps, for callers that advance the machine's queue themselves."""
+        for group in self._groups:
+            self._schedule(group)
 
     def _make_groups(self, count: int) -> list[_Group]:
         prompts = waiting_prompts(self._scenario.workload)
         shares = count if self._policy.own_queues else 1
-        capacity = self._machine.capacity
+        capacity = self.machine.capacity
         pools = [
             BlockPool(
                 capacity.gpu_blocks // shares,
@@ -207,7 +225,7 @@ class ContinuousBatching:
         if work.tokens == 0:
             return
         group.in_flight = True
-        self._machine.run(work, partial(self._complete, group, work.decode_requests > 0, ended))
+        self.machine.run(work, partial(self._complete, group, work.decode_requests > 0, ended))
 
     def _level(self, group: _Group) -> None:
         """Leave the newest requests above the group's share to the next step, or take what others left."""
@@ -240,8 +258,9 @@ class ContinuousBatching:
         again = Prompt(request=request, tokens=context_tokens + 1, outputs=outputs)
         group.waiting.appendleft(again)
         self._num_running -= 1
-        self._recomputed_tokens += again.tokens
-        self._machine.usage.tokens_done -= again.tokens + self._shared
+        self.num_preempted += 1
+        self.recomputed_tokens += again.tokens
+        self.machine.usage.tokens_done -= again.tokens + self._shared
 
     def _admit(self, group: _Group, work: StepWork, ended: list[Prompt]) -> None:
         """Add prompts to the step in order, while tokens of the step and blocks are left."""
@@ -251,7 +270,7 @@ class ContinuousBatching:
             prompt = group.waiting[0]
             computed = self._prefilled_of_head.get(prompt.request, 0)
             if computed == 0:
-                if self._num_running == self._policy.max_running:
+                if self._policy.max_running is not None and self._num_running >= self._policy.max_running:
                     return
                 need = pool.blocks_of(prompt.tokens)
                 idle = pool.num_free == pool.num_blocks  # a lone request may use the reserve
@@ -290,8 +309,8 @@ class ContinuousBatching:
         if pool.groups.skipped_blocks(prompt.tokens, pool.block_tokens):
             # Before a lost block, layers with a window would need what was freed as they moved on.
             num_found = 0 if num_lost else num_whole
-        self._recomputed_tokens -= num_found * pool.block_tokens
-        self._machine.usage.tokens_done += num_found * pool.block_tokens
+        self.recomputed_tokens -= num_found * pool.block_tokens
+        self.machine.usage.tokens_done += num_found * pool.block_tokens
         return num_found * pool.block_tokens
 
     def _complete(self, group: _Group, decoded: bool, prompts: list[Prompt], _: Step) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from pipemax.domain.step_records import StepLimits, StepRecords, check_limits
+from pipemax.domain.step_records import MOST_STEPS, StepLimits, StepRecords, check_limits
 from pipemax.vllm_ext.core_calls import ask_step_records, most_limits, set_limits
 from pipemax.vllm_ext.launch.tunable_scheduler import has_tunable_scheduler
 from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
@@ -48,5 +48,5 @@ class LiveLimits:
 
     def _keep(self, records: StepRecords) -> None:
         with self._lock:
-            self._records = StepRecords.joined([self._records, records])
+            self._records = StepRecords.joined([self._records, records], most=MOST_STEPS)
             self._is_asked = False

@@ -1,0 +1,77 @@
+"""How long a tuning may take, and what it takes to be believed."""
+
+from dataclasses import dataclass
+
+from pipemax.domain.step_records import StepLimits
+from pipemax.tuning.blocks import BlockPlan
+from pipemax.tuning.step_fit import StepFit
+from pipemax.tuning.table import Envelope, Lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningRules:
+    """Seconds are those of the table's steps; gains are logarithms of ratios of rates."""
+
+    max_s: float = 900.0
+    """Of the table, for all stages together."""
+    max_share: float = 0.05
+    """Of the table's expected seconds."""
+    least_table_s: float = 1200.0
+    """A shorter table runs under the limits it starts with."""
+    sweep_setting_s: float = 7.0
+    block_s: float = 20.0
+    block_steps: int = 200
+    residences: float = 3.0
+    """A block of other running rows lasts as many times as a row runs."""
+    fewest_pairs: int = 4
+    """A rival for which the budget has fewer is not raced."""
+    max_rivals: int = 3
+    near_best: float = 0.04
+    """Rivals are those predicted within this of the best."""
+    worth: float = 0.02
+    """A predicted gain below this ends the tuning with the default."""
+    sure: float = 0.04
+    """A predicted gain above this decides where nothing can be raced."""
+
+    def budget_left_s(self, spent_s: float, expected_s: float) -> float:
+        """Return the seconds that a tuning may still take, of a table that is expected to take ``expected_s`` more."""
+        return min(self.max_s, self.max_share * (spent_s + expected_s)) - spent_s
+
+    def block(
+        self, limits: tuple[StepLimits, ...], *, residence_s: float | None, is_changed: bool
+    ) -> BlockPlan:
+        """Return the plan of a block of the race. Nothing is washed out where no limits change.
+
+        ``residence_s``: how long a row runs, where another number of rows will run; otherwise ``None``.
+        """
+        total_s, washout_s = self.block_s, self.block_s / 3
+        if residence_s is not None:
+            total_s = max(total_s, self.residences * residence_s)
+            washout_s = max(total_s / 3, min(residence_s, total_s / 2))
+        return BlockPlan(
+            limits=limits,
+            washout_s=washout_s if is_changed else 0.0,
+            measured_s=total_s - washout_s,
+            fewest_steps=self.block_steps * 2 // 3,
+        )
+
+
+def residence_s(
+    fit: StepFit | None, envelope: Envelope, lengths: Lengths, limits: StepLimits
+) -> float | None:
+    """Return how long a row runs, if rows run under one of these limits and the default that do not under the other.
+
+    Without a fit, or before rows ended, a block is as short as one of other steps.
+    """
+    if fit is None or not len(lengths):
+        return None
+    room = envelope.rows_that_fit(lengths)
+    rows, usual = min(limits.running_rows, room), min(envelope.default.running_rows, room)
+    if rows == usual:
+        return None
+    rows = max(rows, usual)
+    kv_tokens = rows * (lengths.mean_prompt + lengths.mean_output / 2)
+    step_s = fit.stage.decode_time.seconds(round(rows), round(kv_tokens))
+    prompts = round(rows * lengths.prompts_per_output)
+    step_s += fit.stage.prefill_time.added_batch_s(round(rows), prompts)
+    return step_s * lengths.mean_output

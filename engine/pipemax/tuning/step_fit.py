@@ -1,0 +1,163 @@
+"""Fit a running engine's step times to the records of its steps, and count its work by what tokens cost.
+
+Prompts and outputs pass the matrix products together, so a step's time is a line in pieces over all its tokens, and
+outputs, prompt tokens and KV tokens each add something of their own. No piece falls.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipemax.control.controller_config import StageConfig
+from pipemax.domain.step_records import StepRecords
+from pipemax.domain.step_times import Segment, StepTimeModel
+
+Floats = npt.NDArray[np.float64]
+
+_KNOTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens at which the slope may change; the ends of CUDA graphs are among them."""
+_MAX_STEPS = 6000
+_FEWEST_STEPS = 50
+_OUTLIER = 5.0
+"""Times the median error beyond which a step is not fitted."""
+_RIDGE = 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkCosts:
+    """What one more of each adds to a step: the weights by which steps of different make-up are compared.
+
+    A table has as many prompt tokens, output tokens and KV tokens to read whatever the limits, so its work is the same
+    under all of them, if what preempted rows compute again is not counted.
+    """
+
+    prompt_token_s: float
+    decode_s: float
+    kv_token_s: float
+    prompts_per_output: float
+    """Prompt tokens that the table has for each output token; those found in the prefix cache are not among them."""
+
+    def work_s(self, records: StepRecords) -> float:
+        """Return the work of all these steps together.
+
+        Of preempted rows' KV some is found in the prefix cache and some is computed again, which is no work. So where
+        rows were preempted, prompt tokens beyond those of a steady engine count as computed again.
+        """
+        prompt_tokens, decodes = float(records.prompt_tokens.sum()), float(records.decodes.sum())
+        dropped = float((records.preempted * records.kv_tokens / np.maximum(records.decodes, 1)).sum())
+        beyond = max(0.0, prompt_tokens - self.prompts_per_output * decodes)
+        return (
+            self.prompt_token_s * (prompt_tokens - min(dropped, beyond))
+            + self.decode_s * decodes
+            + self.kv_token_s * float(records.kv_tokens.sum())
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFit:
+    """The step times of a running engine."""
+
+    stage: StageConfig
+    """As a calibration has it; the sizes of KV and the copy rates are of no engine, for nothing is copied."""
+    costs: WorkCosts
+    median_error: float
+    """Of the fitted steps, relative to their time."""
+
+
+def fit_steps(records: StepRecords, *, prompts_per_output: float) -> StepFit | None:
+    """Return the fit, ``None`` for too few steps. ``prompts_per_output``: see ``WorkCosts``."""
+    usable = np.flatnonzero((records.seconds > 0) & (records.prompt_tokens + records.decodes > 0))
+    if len(usable) < _FEWEST_STEPS:
+        return None
+    usable = usable[np.linspace(0, len(usable) - 1, min(len(usable), _MAX_STEPS)).astype(np.int64)]
+    prompts, decodes, kv_tokens, seconds = (
+        array[usable].astype(np.float64)
+        for array in (records.prompt_tokens, records.decodes, records.kv_tokens, records.seconds)
+    )
+    tokens = prompts + decodes
+    low, high = np.quantile(tokens, [0.02, 0.98])
+    knots = (0, *(knot for knot in _KNOTS if low < knot < high))
+    pieces = [
+        np.clip(tokens - first, 0, last - first)
+        for first, last in zip(knots, (*knots[1:], np.inf), strict=True)
+    ]
+    columns = (
+        np.stack([np.ones_like(tokens), decodes, prompts, kv_tokens, *pieces], axis=1) / seconds[:, None]
+    )
+    kept = np.ones(len(seconds), dtype=bool)
+    for _ in range(3):
+        values = _non_negative_least_squares(columns[kept], np.ones(int(kept.sum())))
+        errors = np.abs(columns @ values - 1)
+        kept = errors <= max(0.01, _OUTLIER * float(np.median(errors)))
+    stage = _stage(values, knots)
+    costs = _costs(values, knots, tokens, prompts_per_output)
+    return StepFit(stage=stage, costs=costs, median_error=float(np.median(errors)))
+
+
+def _stage(values: Floats, knots: tuple[int, ...]) -> StageConfig:
+    fixed, per_decode, per_prompt_token, per_kv_token, *slopes = values.tolist()
+
+    def model(extra: float, beta_s: float) -> StepTimeModel:
+        segments, height = [], fixed
+        for index, (first, slope) in enumerate(zip(knots, slopes, strict=True)):
+            if index:
+                height += slopes[index - 1] * (first - knots[index - 1])
+            segments.append(
+                Segment(min_size=max(1, first), alpha_s=slope + extra, delta_s=height - slope * first)
+            )
+        return StepTimeModel(segments=tuple(segments), beta_s=beta_s)
+
+    return StageConfig(
+        kv_bytes_per_token=1,
+        h2d_bytes_per_s=1.0,
+        decode_time=model(per_decode, per_kv_token),
+        prefill_time=model(per_prompt_token, 0.0),
+    )
+
+
+def _costs(values: Floats, knots: tuple[int, ...], tokens: Floats, prompts_per_output: float) -> WorkCosts:
+    """Return the costs at the middle of the steps, never 0: an engine that waits for its weights still works."""
+    _, per_decode, per_prompt_token, per_kv_token, *slopes = values.tolist()
+    typical = float(np.median(tokens))
+    slope = slopes[max(index for index, first in enumerate(knots) if first <= typical)]
+    least = 0.02 * float(np.dot(slopes, np.diff([*knots, max(typical, knots[-1] + 1)]))) / max(1.0, typical)
+    least = max(least, 1e-9)
+    return WorkCosts(
+        prompt_token_s=max(least, slope + per_prompt_token),
+        decode_s=max(least, slope + per_decode),
+        kv_token_s=per_kv_token,
+        prompts_per_output=prompts_per_output,
+    )
+
+
+def _non_negative_least_squares(columns: Floats, targets: Floats) -> Floats:
+    """Return the x ≥ 0 that minimizes |columns · x − targets| (Lawson and Hanson, 1974)."""
+    scales = np.sqrt((columns**2).sum(axis=0))
+    scales[scales == 0] = 1.0
+    scaled = columns / scales
+    gram = scaled.T @ scaled + _RIDGE * np.eye(len(scales))
+    aims = scaled.T @ targets
+    solution = np.zeros(len(scales))
+    free = np.zeros(len(scales), dtype=bool)
+    for _ in range(10 * len(scales)):
+        slack = aims - gram @ solution
+        slack[free] = 0.0
+        best = int(np.argmax(slack))
+        if slack[best] <= 1e-10 * len(targets):
+            break
+        free[best] = True
+        while True:
+            trial = np.zeros_like(solution)
+            trial[free] = np.linalg.solve(gram[np.ix_(free, free)], aims[free])
+            if trial[free].min() > 0:
+                solution = trial
+                break
+            falling = free & (trial <= 0)
+            step = float((solution[falling] / (solution[falling] - trial[falling] + 1e-300)).min())
+            solution += step * (trial - solution)
+            free &= solution > 1e-14
+            solution[~free] = 0.0
+            if not free.any():
+                break
+    return np.asarray(solution / scales, dtype=np.float64)

@@ -1,0 +1,180 @@
+"""What is known of a table's rows and of the engine, and the limits that are worth trying on them.
+
+Two numbers explain most of what limits do. The KV cache holds R rows, and a steady engine computes R·(1 + P/O) tokens a
+step, of P prompt tokens and O output tokens a row. Larger steps change nothing, smaller ones shrink the decode batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pipemax.domain.specs import KvCapacity
+from pipemax.domain.step_records import StepLimits
+
+Ints = npt.NDArray[np.int64]
+
+SWEEP_ROWS = (0.25, 0.5, 1.0)
+"""Shares of the rows that the KV cache holds, ascending: rows that run are added, and none has to end first."""
+SWEEP_TOKENS = (0.5, 1.0, 2.0, 4.0)
+"""Multiples of the tokens of a steady engine's step."""
+_CANDIDATE_ROWS = (0.4, 0.6, 0.8, 1.0, 1.15)
+_CANDIDATE_TOKENS = (0.5, 0.75, 1.0, 1.5, 3.0)
+_CEILING_ROWS = (256, 4096)
+_SPARE_ROWS = 1.15
+"""The ceiling of running rows, as a multiple of those whose KV fits."""
+_LARGE_STEPS = 0.75
+"""Of the default step, beyond which a steady engine's step asks for twice the default."""
+_ROWS_TO_KNOW_LENGTHS = 50
+_TOKENS_MULTIPLE = 64
+_ROWS_MULTIPLE = 8
+"""CUDA graphs are captured for multiples of it."""
+
+
+def _no_lengths() -> Ints:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Rows that have ended: arrays of equal length, one entry for each row."""
+
+    prompt_tokens: Ints = field(default_factory=_no_lengths)
+    """Of the whole prompt."""
+    output_tokens: Ints = field(default_factory=_no_lengths)
+    found_tokens: Ints = field(default_factory=_no_lengths)
+    """Prompt tokens found in the prefix cache; may be left out."""
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_tokens) != len(self.output_tokens):
+            raise ValueError(
+                f"{len(self.prompt_tokens)} prompt lengths, but {len(self.output_tokens)} output lengths"
+            )
+        if len(self.found_tokens) not in (0, len(self.prompt_tokens)):
+            raise ValueError(f"{len(self.prompt_tokens)} prompts, but {len(self.found_tokens)} found_tokens")
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def joined(self, later: Self, *, max_rows: int) -> Self:
+        """Return these rows and later ones; of more than ``max_rows``, the last."""
+        both = [
+            np.concatenate([first, second])[-max_rows:]
+            for first, second in (
+                (self.prompt_tokens, later.prompt_tokens),
+                (self.output_tokens, later.output_tokens),
+                (self._all_found(), later._all_found()),
+            )
+        ]
+        return type(self)(prompt_tokens=both[0], output_tokens=both[1], found_tokens=both[2])
+
+    def _all_found(self) -> Ints:
+        return self.found_tokens if len(self.found_tokens) else np.zeros_like(self.prompt_tokens)
+
+    @property
+    def mean_prompt(self) -> float:
+        return float(self.prompt_tokens.mean())
+
+    @property
+    def mean_computed(self) -> float:
+        """The mean prompt, without what was found in the prefix cache."""
+        return self.mean_prompt - self.mean_found
+
+    @property
+    def mean_found(self) -> float:
+        return float(self.found_tokens.mean()) if len(self.found_tokens) else 0.0
+
+    @property
+    def mean_output(self) -> float:
+        return max(1.0, float(self.output_tokens.mean()))
+
+    @property
+    def prompts_per_output(self) -> float:
+        """Prompt tokens to compute for each output token."""
+        return self.mean_computed / self.mean_output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """The engine as it was started: what its limits may be, and the KV that it holds. All replicas are equal."""
+
+    default: StepLimits
+    """vLLM's default."""
+    ceiling: StepLimits
+    """What the engine was started for; no limit exceeds it."""
+    capacity: KvCapacity
+    """KV blocks under stock vLLM."""
+    least_step_tokens: int = 64
+    """A step must hold a block of a hybrid model's states, and one image."""
+
+    def __post_init__(self) -> None:
+        default, ceiling = self.default, self.ceiling
+        if default.step_tokens > ceiling.step_tokens or default.running_rows > ceiling.running_rows:
+            raise ValueError(f"the default {default} exceeds the ceiling {ceiling}")
+        if not 1 <= self.least_step_tokens <= default.step_tokens:
+            raise ValueError(
+                f"least_step_tokens is {self.least_step_tokens}, must lie within [1, {default.step_tokens}]"
+            )
+
+    def rows_that_fit(self, lengths: Lengths) -> float:
+        """Return how many rows' KV the engine holds, on average halfway through their outputs."""
+        tokens = lengths.mean_computed + lengths.mean_output / 2 + self.capacity.block_tokens / 2
+        return max(1.0, self.capacity.gpu_rows(tokens))
+
+    def limits(self, step_tokens: float, running_rows: float) -> StepLimits:
+        """Return the nearest limits that the engine can take. A step has a token for each row that runs."""
+        rows = min(self.ceiling.running_rows, max(1, round(running_rows)))
+        if rows > _ROWS_MULTIPLE:
+            rows -= rows % _ROWS_MULTIPLE
+        tokens = max(
+            self.least_step_tokens, rows, -(-round(step_tokens) // _TOKENS_MULTIPLE) * _TOKENS_MULTIPLE
+        )
+        tokens = min(self.ceiling.step_tokens, tokens)
+        return StepLimits(step_tokens=tokens, running_rows=min(rows, tokens))
+
+
+def ceiling_of(default: StepLimits, capacity: KvCapacity, lengths: Lengths) -> StepLimits:
+    """Return the limits for which to start an engine that will be tuned, by a sample of the table's rows.
+
+    What they cost in memory is not known here: logits and activations of larger steps take KV.
+    """
+    room = Envelope(default=default, ceiling=default, capacity=capacity, least_step_tokens=1)
+    fit = room.rows_that_fit(lengths)
+    low, high = _CEILING_ROWS
+    rows = max(
+        low, default.running_rows, min(high, -(-round(_SPARE_ROWS * fit) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE)
+    )
+    is_large = steady_step_tokens(fit, lengths) > _LARGE_STEPS * default.step_tokens
+    tokens = default.step_tokens * (2 if is_large else 1)
+    return StepLimits(step_tokens=max(tokens, rows), running_rows=rows)
+
+
+def sweep_limits(envelope: Envelope, lengths: Lengths, share_of_rows: float, tokens: float) -> StepLimits:
+    """Return the limits of one setting of the sweep, in shares of what is known so far."""
+    if len(lengths) < _ROWS_TO_KNOW_LENGTHS:
+        ceiling = envelope.ceiling
+        return envelope.limits(
+            ceiling.step_tokens * tokens / SWEEP_TOKENS[-1], share_of_rows * ceiling.running_rows
+        )
+    rows = min(envelope.rows_that_fit(lengths), envelope.ceiling.running_rows)
+    return envelope.limits(tokens * steady_step_tokens(rows, lengths), share_of_rows * rows)
+
+
+def steady_step_tokens(rows: float, lengths: Lengths) -> float:
+    """Return R·(1 + P/O): the tokens of a step in which ``rows`` decode and as many prompts begin as rows end."""
+    return rows * (1 + lengths.prompts_per_output)
+
+
+def candidates(envelope: Envelope, lengths: Lengths) -> Sequence[StepLimits]:
+    """Return the limits to simulate, some 25, the default first. All differ."""
+    fit = envelope.rows_that_fit(lengths)
+    limits = [envelope.default]
+    for share in _CANDIDATE_ROWS:
+        rows = min(share * fit, envelope.ceiling.running_rows)
+        limits += [
+            envelope.limits(times * steady_step_tokens(rows, lengths), share * fit)
+            for times in _CANDIDATE_TOKENS
+        ]
+    return [*dict.fromkeys(limits)]

@@ -1,0 +1,272 @@
+"""Decide the limits of a running engine's steps: sweep, model, race, settled.
+
+The serving loop feeds the tuner about once a second with what its engines did, and gives them the limits that come
+back. The tuner reads no clock: seconds are those of the steps. It runs neither threads nor an engine, and each call
+simulates one candidate at most. Everything is decided on the table's own rows, each of which is computed once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.tuning.blocks import Block, BlockPlan
+from pipemax.tuning.prediction import predict_rate
+from pipemax.tuning.race import Rival
+from pipemax.tuning.race_run import RaceRun, planned_race
+from pipemax.tuning.rules import TuningRules, residence_s
+from pipemax.tuning.step_fit import StepFit, WorkCosts, fit_steps
+from pipemax.tuning.table import (
+    SWEEP_ROWS,
+    SWEEP_TOKENS,
+    Envelope,
+    Lengths,
+    candidates,
+    sweep_limits,
+)
+from pipemax.tuning.tuned import Tuned
+
+_MAX_LENGTHS = 20_000
+_ROWS_TO_PREDICT = 64
+"""Rows that must have ended before their lengths stand for the table's."""
+_CHECK_PAIRS = 2
+"""Of a remembered tuning with the default."""
+
+
+class Stage(StrEnum):
+    """What the tuner is doing."""
+
+    CHECK = "check"
+    SWEEP = "sweep"
+    MODEL = "model"
+    RACE = "race"
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The limits with which a tuning begins, where they are not the default."""
+
+    limits: StepLimits
+    costs: WorkCosts | None = None
+    """Of a remembered tuning, which two pairs then compare with the default; ``None``: only simulated."""
+
+
+class Tuner:
+    """The state of one tuning. ``tuned`` is its result, once it has settled."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        *,
+        num_replicas: int = 1,
+        start: Start | None = None,
+        rules: TuningRules | None = None,
+    ) -> None:
+        if num_replicas < 1:
+            raise ValueError(f"num_replicas is {num_replicas}, must be at least 1")
+        self.tuned: Tuned | None = None
+        self.stage = Stage.SWEEP
+        self.costs: WorkCosts | None = None if start is None else start.costs
+        self._envelope, self._rules, self._num_replicas = envelope, rules or TuningRules(), num_replicas
+        self._start = envelope.default if start is None else envelope.limits(*_pair(start.limits))
+        self._lengths = Lengths()
+        self._seconds = 0.0
+        self._records: list[StepRecords] = []
+        self._levels = [(rows, tokens) for rows in SWEEP_ROWS for tokens in SWEEP_TOKENS]
+        self._limits = [self._start] * num_replicas
+        self._block: Block | None = None
+        self._fit: StepFit | None = None
+        self._to_simulate: list[StepLimits] = []
+        self._rates: dict[StepLimits, float] = {}
+        self._run: RaceRun | None = None
+        if self.costs is not None:
+            self.stage = Stage.CHECK
+            if self._start == envelope.default:
+                self._settle(self._start, why="it was best before")
+
+    def observe(
+        self, records: Sequence[StepRecords], ended: Lengths, *, expected_s: float
+    ) -> Sequence[StepLimits]:
+        """Take what happened since the last call, and return the limits of each replica from now on.
+
+        ``records`` has an entry for each replica, of no steps if it made none. ``ended``: rows that ended without an
+        error. ``expected_s``: seconds that the rest of the table is expected to take.
+        """
+        if len(records) != self._num_replicas:
+            raise ValueError(f"records of {len(records)} replicas, but there are {self._num_replicas}")
+        if self.tuned is not None:
+            return self._limits
+        self._seconds += max(float(np.nansum(steps.seconds)) for steps in records)
+        self._lengths = self._lengths.joined(ended, max_rows=_MAX_LENGTHS)
+        match self.stage:
+            case Stage.SWEEP:
+                self._sweep(records, expected_s)
+            case Stage.MODEL:
+                self._model(expected_s)
+            case Stage.CHECK:
+                self._check(records, expected_s)
+            case Stage.RACE:
+                self._race(records, expected_s)
+        return self._limits
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Why blocks of the race were thrown away."""
+        return () if self._run is None else self._run.faults
+
+    def _budget_left_s(self, expected_s: float) -> float:
+        return self._rules.budget_left_s(self._seconds, expected_s)
+
+    # The sweep.
+
+    def _sweep(self, records: Sequence[StepRecords], expected_s: float) -> None:
+        self._records += [steps for steps in records if len(steps)]
+        if self._seconds + expected_s < self._rules.least_table_s:
+            self._settle(self._start, why="the table is too short to try others")
+            return
+        if self._block is not None:
+            self._block.add(records)
+            if not self._block.is_complete:
+                return
+        if not self._levels or self._budget_left_s(expected_s) < self._rules.sweep_setting_s:
+            self._limits = [self._start] * self._num_replicas
+            self.stage = Stage.MODEL
+            return
+        turn, self._levels = self._levels[: self._num_replicas], self._levels[self._num_replicas :]
+        levels = [turn[index % len(turn)] for index in range(self._num_replicas)]
+        limits = tuple(sweep_limits(self._envelope, self._lengths, *level) for level in levels)
+        self._block = Block(BlockPlan(limits=limits, washout_s=0.0, measured_s=self._rules.sweep_setting_s))
+        self._limits = [*limits]
+
+    # The model.
+
+    def _model(self, expected_s: float) -> None:
+        if self._budget_left_s(expected_s) <= 0:
+            self._settle(self._start, why="too few rows ended to know their lengths")
+        elif self._fit is None:
+            if len(self._lengths) < _ROWS_TO_PREDICT:
+                return
+            steps = StepRecords.joined(self._records) if self._records else None
+            per_output = self._lengths.prompts_per_output
+            self._fit = None if steps is None else fit_steps(steps, prompts_per_output=per_output)
+            if self._fit is None:
+                self._settle(self._start, why="too few steps were made to know their times")
+                return
+            self.costs, self._records = self._fit.costs, []
+            self._to_simulate = [*candidates(self._envelope, self._lengths)]
+        elif self._to_simulate:
+            limits = self._to_simulate.pop(0)
+            self._rates[limits] = predict_rate(self._fit, self._envelope, self._lengths, limits)
+        else:
+            self._choose_rivals(expected_s)
+
+    def _predicted(self, limits: StepLimits) -> float | None:
+        if limits not in self._rates:
+            return None
+        return float(np.log(self._rates[limits] / self._rates[self._envelope.default]))
+
+    def _choose_rivals(self, expected_s: float) -> None:
+        rules, default = self._rules, self._envelope.default
+        gains = {limits: float(self._predicted(limits) or 0.0) for limits in self._rates if limits != default}
+        order = sorted(gains, key=lambda limits: gains[limits], reverse=True)
+        if not order or gains[order[0]] < rules.worth:
+            self._settle(default, why=f"no other limits are within reach of {rules.worth:+.0%}")
+            return
+        best = order[0]
+        rivals = list[StepLimits]()
+        for limits in order:
+            is_near = gains[limits] >= max(gains[best] - rules.near_best, rules.worth / 2)
+            if is_near and all(_differ(limits, other) for other in rivals) and len(rivals) < rules.max_rivals:
+                rivals.append(limits)
+        pairs = self._budget_left_s(expected_s) / self._pair_s(rivals[0])
+        rivals = rivals[: int(pairs // rules.fewest_pairs)]
+        if not rivals:
+            is_sure = gains[best] > rules.sure
+            why = (
+                "simulated, for a race takes too long"
+                if is_sure
+                else "a race takes too long for what it may gain"
+            )
+            self._settle(best if is_sure else default, why=why)
+            return
+        self._begin_race(rivals, pairs)
+        self.stage = Stage.RACE
+
+    # The race.
+
+    def _begin_race(self, rivals: Sequence[StepLimits], pairs: float) -> None:
+        assert self.costs is not None
+        race = planned_race(
+            [(limits, self._predicted(limits)) for limits in rivals],
+            pairs=pairs,
+            num_replicas=self._num_replicas,
+        )
+        self._run = RaceRun(race, self._envelope.default, self.costs, self._plan)
+        self._limits = [*self._run.limits]
+
+    def _plan(self, rival: StepLimits, limits: tuple[StepLimits, ...], is_changed: bool) -> BlockPlan:
+        seconds = residence_s(self._fit, self._envelope, self._lengths, rival)
+        return self._rules.block(limits, residence_s=seconds, is_changed=is_changed)
+
+    def _pair_s(self, rival: StepLimits) -> float:
+        return 2 * self._plan(rival, (rival,) * self._num_replicas, True).seconds
+
+    def _race(self, records: Sequence[StepRecords], expected_s: float) -> None:
+        assert self._run is not None
+        verdict = self._run.advance(records, left_s=self._budget_left_s(expected_s))
+        self._limits = [*self._run.limits]
+        if verdict is not None:
+            winner = verdict.winner
+            limits = self._envelope.default if winner is None else winner.limits
+            self._settle(limits, why=verdict.why, rival=winner)
+
+    # A remembered tuning.
+
+    def _check(self, records: Sequence[StepRecords], expected_s: float) -> None:
+        """Race two pairs. What was best before need not be shown again: it is left only where it loses."""
+        left_s = self._budget_left_s(expected_s)
+        if self._run is None:
+            if left_s < _CHECK_PAIRS * self._pair_s(self._start):
+                self._settle(self._start, why="remembered, and the table is too short to check it")
+            else:
+                self._begin_race([self._start], _CHECK_PAIRS)
+            return
+        verdict, race = self._run.advance(records, left_s=left_s), self._run.race
+        self._limits = [*self._run.limits]
+        if verdict is None and race.num_pairs < _CHECK_PAIRS:
+            return
+        (rival,) = race.rivals
+        if rival.units and rival.measured_mean() < 0:
+            self._run, self.stage, self._start = None, Stage.SWEEP, self._envelope.default
+            self._limits = [self._start] * self._num_replicas
+        else:
+            self._settle(self._start, why="remembered", rival=rival)
+
+    def _settle(self, limits: StepLimits, *, why: str, rival: Rival | None = None) -> None:
+        raced = rival is not None and bool(rival.units)
+        self.tuned = Tuned(
+            limits=limits,
+            is_default=limits == self._envelope.default,
+            gain=rival.estimate() if rival is not None and raced else None,
+            predicted_gain=self._predicted(limits),
+            seconds=self._seconds,
+            pairs=0 if self._run is None else self._run.race.num_pairs,
+            why=why,
+        )
+        self.stage = Stage.SETTLED
+        self._limits = [limits] * self._num_replicas
+        self._block, self._records = None, []
+
+
+def _pair(limits: StepLimits) -> tuple[int, int]:
+    return limits.step_tokens, limits.running_rows
+
+
+def _differ(one: StepLimits, other: StepLimits) -> bool:
+    """Tell whether two rivals differ by enough to be raced both."""
+    tokens = max(one.step_tokens, other.step_tokens) / min(one.step_tokens, other.step_tokens)
+    rows = max(one.running_rows, other.running_rows) / min(one.running_rows, other.running_rows)
+    return tokens >= 1.3 or rows >= 1.15

@@ -1,0 +1,1 @@
+"""How well the tuner of a running engine does, in simulation: ``python -m lab.tuning``."""

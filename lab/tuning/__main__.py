@@ -1,0 +1,116 @@
+"""Try the tuner of a running engine in simulation, and write a page: ``python -m lab.tuning``.
+
+Everything is kept in ``lab/results/tuning.jsonl`` as it ends, and the same command goes on where it was stopped.
+``--seeds N`` is the number of seeds of each setting, ``--hours`` the lengths of the tables. One process.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lab.tuning.page import write_page
+from lab.tuning.settings import SETTINGS, Setting
+from lab.tuning.trial import HOUR_S, as_pair, regret_of, run_trial
+from lab.tuning.truth import Truth, steady_rate, truth_of
+from pipemax.domain.step_records import StepLimits
+
+RESULTS = Path(__file__).parents[1] / "results"
+KEPT = RESULTS / "tuning.jsonl"
+PAGE = RESULTS / "tuning.md"
+
+
+class Kept:
+    """The lines of the file so far, and more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: list[dict[str, Any]] = []
+        if path.exists():
+            self.lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        self._truths: dict[str, Truth] = {}
+
+    def add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def find(self, **keys: Any) -> dict[str, Any] | None:
+        return next((line for line in self.lines if all(line.get(key) == keys[key] for key in keys)), None)
+
+    def truth(self, setting: Setting) -> Truth:
+        if setting.name not in self._truths:
+            self._truths[setting.name] = truth_of(setting)
+        return self._truths[setting.name]
+
+    def rate(self, setting: Setting, limits: StepLimits, *, is_grid: bool) -> float:
+        """Return the true rate under fixed limits, in work per second."""
+        keys = {"kind": "rate", "setting": setting.name, "limits": [*as_pair(limits)]}
+        line = self.find(**keys)
+        if line is None:
+            rate = steady_rate(setting, self.truth(setting), limits)
+            line = {**keys, "rate": rate, "grid": is_grid}
+            self.add(line)
+        return float(line["rate"])
+
+
+def run_one(kept: Kept, setting: Setting, hours: float, seed: int) -> None:
+    keys = {"kind": "trial", "setting": setting.name, "hours": hours, "seed": seed}
+    if kept.find(**keys) is not None:
+        return
+    truth = kept.truth(setting)
+    trial = run_trial(setting, truth, hours=hours, seed=seed)
+    tuned = trial.tuned
+    default = kept.rate(setting, setting.default, is_grid=True)
+    best = max(kept.rate(setting, limits, is_grid=True) for limits in setting.grid())
+    chosen = kept.rate(setting, tuned.limits, is_grid=False)
+    regret = regret_of(
+        trial, table_work_s=hours * HOUR_S * default, best=best, default=default, chosen=chosen
+    )
+    kept.add(
+        {
+            **keys,
+            "limits": [*as_pair(tuned.limits)],
+            "seconds": round(trial.seconds),
+            "pairs": tuned.pairs,
+            "faults": trial.faults,
+            "why": tuned.why,
+            "predicted": tuned.predicted_gain,
+            "measured": None if tuned.gain is None else [tuned.gain.mean, tuned.gain.low, tuned.gain.high],
+            "true": chosen / default - 1,
+            "best": best / default - 1,
+            "settled": regret.settled,
+            "total": regret.total,
+            "below_default_s": regret.below_default_s,
+        }
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=9)
+    parser.add_argument("--hours", type=float, nargs="*", default=[1.0, 4.0])
+    parser.add_argument(
+        "--settings", nargs="*", help="parts of names, such as 8b-h100 or sharegpt; all by default"
+    )
+    arguments = parser.parse_args()
+    kept = Kept(KEPT)
+    chosen = [
+        setting
+        for setting in SETTINGS
+        if not arguments.settings or any(part in setting.name for part in arguments.settings)
+    ]
+    for setting in chosen:
+        for limits in setting.grid():
+            kept.rate(setting, limits, is_grid=True)
+        print(f"{setting.name}: grid of {len(setting.grid())}", flush=True)
+    for seed in range(arguments.seeds):
+        for hours in arguments.hours:
+            for setting in chosen:
+                run_one(kept, setting, hours, seed)
+            print(f"seed {seed}, {hours:g} h", flush=True)
+    write_page(kept.lines, PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Write the page of results from the lines that were kept."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Line = Mapping[str, Any]
+END = "<!-- what follows is written by python -m lab.tuning -->"
+
+
+def write_page(lines: Sequence[Line], path: Path) -> None:
+    """Replace what follows ``END`` in the page; what stands before is written by hand."""
+    written = path.read_text(encoding="utf-8").partition(END)[0] if path.exists() else ""
+    trials = [line for line in lines if line["kind"] == "trial"]
+    parts = [written.rstrip(), "", END, ""]
+    for hours in sorted({line["hours"] for line in trials}):
+        these = [line for line in trials if line["hours"] == hours]
+        parts += [f"## Tables of {hours:g} hours", "", *_gates(these), "", *_by_setting(these), ""]
+    parts += ["## The grid", "", *_grid(lines)]
+    path.write_text("\n".join(parts).strip() + "\n", encoding="utf-8")
+
+
+def _gates(trials: Sequence[Line]) -> list[str]:
+    def share(holds: Callable[[Line], bool]) -> str:
+        return f"{sum(map(holds, trials))} of {len(trials)} ({statistics.fmean(map(holds, trials)):.0%})"
+
+    hours = trials[0]["hours"]
+    allowed_s = 30 + 0.01 * hours * 3600
+    return [
+        "| what should hold | trials in which it holds |",
+        "| --- | --- |",
+        f"| settled within 2 % of the grid's best | {share(lambda one: one['settled'] <= 0.02)} |",
+        f"| the whole table within 3 % of the grid's best | {share(lambda one: one['total'] <= 0.03)} |",
+        f"| no slower than the default by more than 30 s and 1 % | "
+        f"{share(lambda one: one['below_default_s'] <= allowed_s)} |",
+        f"| settled no slower than the default | {share(lambda one: one['true'] >= -1e-9)} |",
+    ]
+
+
+def _by_setting(trials: Sequence[Line]) -> list[str]:
+    rows = [
+        "| engine, table | trials | best of the grid | settled on | regret settled | regret total | s | raced | why |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for setting in dict.fromkeys(line["setting"] for line in trials):
+        these = [line for line in trials if line["setting"] == setting]
+
+        def middle(name: str, these: Sequence[Line] = these) -> str:
+            values = [float(line[name]) for line in these]
+            text = f"{100 * statistics.median(values):.1f}"
+            spread = max(values) - min(values)
+            return text if spread < 0.0005 else f"{text} ({100 * min(values):.1f} … {100 * max(values):.1f})"
+
+        reasons = [line["why"] for line in these]
+        usual = max(set(reasons), key=reasons.count)
+        raced = sum(line["pairs"] > 0 for line in these)
+        seconds = statistics.median(line["seconds"] for line in these)
+        rows.append(
+            f"| {setting.replace('/', ', ')} | {len(these)} | {middle('best')} % | {middle('true')} % "
+            f"| {middle('settled')} % | {middle('total')} % | {seconds:.0f} | {raced} | {usual} |"
+        )
+    return rows
+
+
+def _grid(lines: Iterable[Line]) -> list[str]:
+    rows = ["| engine, table | points | default | best | best over default | worst over default |"]
+    rows.append("| --- | --- | --- | --- | --- | --- |")
+    points: dict[str, list[Line]] = {}
+    for line in lines:
+        if line["kind"] == "rate" and line["grid"]:
+            points.setdefault(line["setting"], []).append(line)
+    for setting, these in points.items():
+        default, rates = these[0], [float(line["rate"]) for line in these]
+        best = max(these, key=lambda line: float(line["rate"]))
+        rows.append(
+            f"| {setting.replace('/', ', ')} | {len(these)} | {_limits(default)} | {_limits(best)} "
+            f"| {best['rate'] / default['rate'] - 1:+.1%} | {min(rates) / default['rate'] - 1:+.1%} |"
+        )
+    return rows
+
+
+def _limits(line: Line) -> str:
+    tokens, rows = line["limits"]
+    return f"{tokens:,} / {rows:,}"

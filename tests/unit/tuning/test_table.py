@@ -1,0 +1,73 @@
+"""What is known of a table's rows, and the limits that follow."""
+
+import numpy as np
+import pytest
+
+from pipemax.domain.specs import KvCapacity
+from pipemax.domain.step_records import StepLimits
+from pipemax.tuning.table import Envelope, Lengths, candidates, ceiling_of, steady_step_tokens, sweep_limits
+from tests.unit.tuning.synthetic_engine import CEILING, DEFAULT, envelope
+
+
+def lengths(prompt: int, output: int, *, found: int = 0, count: int = 100) -> Lengths:
+    return Lengths(
+        prompt_tokens=np.full(count, prompt),
+        output_tokens=np.full(count, output),
+        found_tokens=np.full(count, found),
+    )
+
+
+def test_a_steady_step_has_the_prompts_of_the_rows_that_begin() -> None:
+    assert steady_step_tokens(100, lengths(300, 100)) == 400
+    assert steady_step_tokens(100, lengths(300, 100, found=200)) == 200
+
+
+def test_rows_fit_by_half_of_their_outputs() -> None:
+    room = Envelope(
+        default=DEFAULT,
+        ceiling=CEILING,
+        capacity=KvCapacity(block_tokens=16, gpu_blocks=1000, host_blocks=0),
+    )
+    assert room.rows_that_fit(lengths(300, 184)) == pytest.approx(16_000 / 400)
+
+
+def test_a_table_of_long_prompts_and_short_answers_asks_for_larger_steps() -> None:
+    capacity = KvCapacity(block_tokens=16, gpu_blocks=30_000, host_blocks=0)
+    assert ceiling_of(DEFAULT, capacity, lengths(2000, 10)) == StepLimits(step_tokens=4096, running_rows=280)
+    assert ceiling_of(DEFAULT, capacity, lengths(300, 600)).step_tokens == 2048
+    assert ceiling_of(DEFAULT, capacity, lengths(10, 10)).running_rows == 4096
+
+
+def test_limits_are_cut_to_what_the_engine_can_take() -> None:
+    room = envelope()
+    assert room.limits(1e9, 1e9) == CEILING
+    assert room.limits(1, 1) == StepLimits(step_tokens=64, running_rows=1)
+    assert room.limits(100, 203) == StepLimits(step_tokens=200, running_rows=200)
+
+
+def test_candidates_differ_and_begin_with_the_default() -> None:
+    found = candidates(envelope(), lengths(320, 160))
+    assert found[0] == DEFAULT
+    assert len(set(found)) == len(found)
+    assert 15 <= len(found) <= 26
+
+
+def test_the_sweep_knows_nothing_of_lengths_at_first() -> None:
+    assert sweep_limits(envelope(), Lengths(), 0.5, 2.0) == StepLimits(step_tokens=2048, running_rows=128)
+    assert sweep_limits(envelope(), lengths(320, 160), 0.5, 2.0).running_rows == 112
+
+
+def test_the_last_rows_are_kept() -> None:
+    both = lengths(1, 1, count=3).joined(lengths(2, 2, count=2), max_rows=4)
+    assert both.prompt_tokens.tolist() == [1, 1, 2, 2]
+
+
+def test_bad_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="exceeds the ceiling"):
+        Envelope(default=CEILING, ceiling=DEFAULT, capacity=envelope().capacity)
+    with pytest.raises(ValueError, match="least_step_tokens"):
+        Envelope(default=DEFAULT, ceiling=CEILING, capacity=envelope().capacity, least_step_tokens=10_000)
+    with pytest.raises(ValueError, match="output lengths"):
+        Lengths(prompt_tokens=np.ones(2), output_tokens=np.ones(3))
+    with pytest.raises(ValueError, match="at least 1"):
+        StepLimits(step_tokens=0, running_rows=1)
