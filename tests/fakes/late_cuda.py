@@ -30,27 +30,27 @@ class LateEvent:
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._stream = COMPUTE
-        self._done_s: float | None = None
+        self.done_s: float | None = None
 
     def record(self, stream: "LateStream") -> None:
-        self._stream, self._done_s = stream, None
+        self._stream, self.done_s = stream, None
         stream.submit(self._finish)
 
     def query(self) -> bool:
-        return self._done_s is not None
+        return self.done_s is not None
 
     def run(self) -> None:
         """Run what the event is behind."""
-        while self._done_s is None:
+        while self.done_s is None:
             self._stream.run_next()
 
     def elapsed_time(self, end: "LateEvent") -> float:
-        assert self._done_s is not None, "elapsed time of an event that is not done"
-        assert end._done_s is not None, "elapsed time of an event that is not done"
-        return (end._done_s - self._done_s) * 1e3
+        assert self.done_s is not None, "elapsed time of an event that is not done"
+        assert end.done_s is not None, "elapsed time of an event that is not done"
+        return (end.done_s - self.done_s) * 1e3
 
     def _finish(self) -> None:
-        self._done_s = time.perf_counter()
+        self.done_s = time.perf_counter()
 
 
 class LateStream:

@@ -37,7 +37,7 @@ def fill_giant(engine: FakeEngine) -> None:
 def fill_templated(engine: FakeEngine) -> None:
     """One instruction before every prompt; input announced, and ended at once."""
     prefix = SharedPrefix(prefix_id=PrefixId("instruction"), num_tokens=70)
-    engine._apply([InputOpened(), InputEnded()])
+    engine.apply([InputOpened(), InputEnded()])
     for index in range(24):
         engine.admit(spec(f"r{index}", 80 + 9 * (index % 7), 30, prefix=prefix), 8 + index % 9)
 

@@ -15,12 +15,12 @@ _NOISE = 3.0
 def sums_by_batch(*engines: ParityEngine) -> Iterator[None]:
     """While this lasts, equal steps give equal tokens, and a row's tokens depend on the others of its steps."""
     for engine in engines:
-        engine._core.model_executor.collective_rpc(_sum_by_batch, args=(True,))
+        engine.call_workers(_sum_by_batch, True)
     try:
         yield
     finally:
         for engine in engines:
-            engine._core.model_executor.collective_rpc(_sum_by_batch, args=(False,))
+            engine.call_workers(_sum_by_batch, False)
 
 
 def _sum_by_batch(worker: Any, is_on: bool) -> None:

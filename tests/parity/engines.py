@@ -5,7 +5,7 @@ workers' copies are told to go wrong or not; the model stays loaded. Tests drive
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,6 +122,8 @@ STOCK = Setting(is_stock=True, gpu_blocks=GPU_BLOCKS - 1, fault=Fault.NONE)
 class _ObservedScheduler(PipeMaxScheduler):
     """Ours, watched."""
 
+    on_plan: Callable[[StepPlan], None] | None = None
+    """Called with each plan, before it is carried out."""
     num_evicted_in_flight = 0
     num_planned_in_flight = 0
     num_resent = 0
@@ -144,6 +146,8 @@ class _ObservedScheduler(PipeMaxScheduler):
         return metadata
 
     def _make_room(self, plan: StepPlan) -> None:
+        if self.on_plan is not None:
+            self.on_plan(plan)
         self.num_evicted_in_flight += sum(
             self.requests[victim].num_in_flight_tokens > 0 for victim in plan.evict
         )
@@ -196,7 +200,7 @@ class ParityEngine:
             )
         self._core: Any = self.llm.engine_core.engine_core
         if kind.runner == 2:
-            self._core.model_executor.collective_rpc(restrict_sampling_by_pytorch)
+            self.call_workers(restrict_sampling_by_pytorch)
         self._num_slots = vllm_config.scheduler_config.max_num_seqs
         self._num_runs = 0
         self.max_left_in_flight = 0
@@ -245,7 +249,7 @@ class ParityEngine:
                 block_size=self.kind.block_tokens,
             )
         core.scheduler.finished_req_ids = old.finished_req_ids  # the workers have not heard of them
-        core.model_executor.collective_rpc(set_fault, args=(setting.fault,))
+        self.call_workers(set_fault, setting.fault)
 
     def run(
         self,
@@ -284,8 +288,16 @@ class ParityEngine:
 
     def host_pools(self) -> list[WorkerPool]:
         """Each worker's."""
-        pools: list[WorkerPool] = self._core.model_executor.collective_rpc(host_pool)
-        return pools
+        return self.call_workers(host_pool)
+
+    def loaded_bytes(self) -> list[int]:
+        """Bytes copied to each stage's GPU pools since the last ``reset``, as the workers have reported."""
+        return [copies.loaded_bytes for copies in self.scheduler._reports.copies]
+
+    def call_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call a function of the worker and ``args`` on each worker; return what they return."""
+        answers: list[Any] = self._core.model_executor.collective_rpc(function, args=args)
+        return answers
 
     def _drain(self) -> None:
         """Steps that were still in flight when the last request ended."""

@@ -54,15 +54,15 @@ def test_a_value_of_fp8_kv_takes_one_byte_in_every_copy(kind: Kind, engine_of: E
     engine = engine_of(kind)
     engine.reset(Setting(num_batches=3, **TIGHT))
     engine.run(light(PLAIN).make())
-    loaded_before = [copies.loaded_bytes for copies in engine.scheduler._reports.copies]
+    loaded_before = engine.loaded_bytes()
     blocks_before = engine.counters.prefetched_blocks
     engine.run(light(TEMPLATED).make())
     num_blocks = engine.counters.prefetched_blocks - blocks_before
     assert num_blocks > 0
     token_bytes = SMALL["num_hidden_layers"] // 2 * 2 * SMALL["num_key_value_heads"] * SMALL["head_dim"]
     assert kv_bytes_per_token(engine.vllm_config) == [token_bytes, token_bytes]
-    for before, copies in zip(loaded_before, engine.scheduler._reports.copies, strict=True):
-        assert copies.loaded_bytes - before == num_blocks * BLOCK_TOKENS * token_bytes
+    for before, after in zip(loaded_before, engine.loaded_bytes(), strict=True):
+        assert after - before == num_blocks * BLOCK_TOKENS * token_bytes
 
 
 @pytest.mark.parity_full  # another stock engine

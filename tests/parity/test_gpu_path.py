@@ -26,9 +26,7 @@ def test_tokens_over_a_gpu_s_path_are_those_of_stock_vllm(
 ) -> None:
     engine = engine_of(kind)
     check(engine, Setting(num_batches=3, **TIGHT), LOAD, reference(kind, LOAD))
-    for copies in engine.scheduler._reports.copies:
-        assert copies.loaded_bytes > 0
-        assert copies.stored_bytes > 0
+    assert min(engine.loaded_bytes()) > 0
     profile = engine.scheduler.take_profile()
     assert profile["steps"], "both stages have timed the same steps, by events"
     assert profile["copies"], "and the same prefetches"

@@ -16,6 +16,7 @@ from pipemax.vllm_ext.node_check.run import check_engine
 from pipemax.vllm_ext.node_check.token_trial import ask_stock, compare_with_stock
 from pipemax.vllm_ext.node_check.trial_config import trial_configs
 from pipemax.vllm_ext.node_check.trial_process import compare_in_process
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
 from pipemax.vllm_ext.worker.copy_calls import poison_prefetches
 from tests.parity.batch_noise import sums_by_batch
 from tests.parity.cases import BLOCK_TOKENS, PLAIN, VOCABULARY
@@ -56,7 +57,8 @@ def test_an_engine_with_right_copies_passes_and_answers_as_before(
     assert [part.name for part in result.parts] == PARTS
     assert result.figures["prefetch, scattered blocks, GB/s"] > 0
     assert "share of prefetch time hidden" in result.figures
-    assert engine.scheduler._gpu.num_free == GPU_BLOCKS - 1, "all blocks are requests' again"
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == GPU_BLOCKS - 1, "all blocks are requests' again"
     check(engine, Setting(num_batches=3), PLAIN, reference(kind, PLAIN))
 
 
@@ -78,10 +80,7 @@ class Plans:
         self.plans: list[Any] = []
         self._names: dict[str, int] = {}
 
-    def events(self, events: Any) -> None:
-        pass
-
-    def plan(self, now_s: float, plan: StepPlan) -> None:
+    def add(self, plan: StepPlan) -> None:
         if not plan.is_empty:
             moved = [
                 (self._name(item.request_id), item.first_block, item.num_blocks) for item in plan.prefetch
@@ -102,23 +101,27 @@ def _decode_s(stage: StageConfig) -> float:
 def test_poison_changes_nothing_of_the_steps(kind: Kind, engine_of: EngineOf) -> None:
     engine = engine_of(kind)
     reset(engine, Fault.NONE)
+    settings = RuntimeSettings.from_extra_config(
+        engine.vllm_config.kv_transfer_config.kv_connector_extra_config
+    )
     asking = Asking(engine.llm, draw_prompts(VOCABULARY, 150, 8))
     # A link so slow that a few blocks a step are planned, and that measured times would change the plans.
     recalibrate(
         engine.llm,
         tuple(
             replace(stage, h2d_bytes_per_s=3 * stage.kv_bytes_per_token * BLOCK_TOKENS / _decode_s(stage))
-            for stage in engine.scheduler._controller.config.stages
+            for stage in map(decode_stage, settings.stages)
         ),
     )
     recorded: list[Plans] = []
     with fixed_times(engine.llm):
         for is_poisoned in (False, True):
-            engine.scheduler._controller._trace = plans = Plans()
+            plans = Plans()
+            engine.scheduler.on_plan = plans.add
             poison_prefetches(engine.llm, is_on=is_poisoned)
             asking.evicted(18)
             recorded.append(plans)
-    engine.scheduler._controller._trace = None
+    engine.scheduler.on_plan = None
     poison_prefetches(engine.llm, is_on=False)
     plain, poisoned = (plans.plans for plans in recorded)
     assert any(moved for *_, moved in plain), "nothing was prefetched"

@@ -156,15 +156,15 @@ def test_each_rank_of_a_stage_has_a_pool_and_copies_for_its_share_of_the_heads(
     engine = engine_of(kind)
     engine.reset(Setting(num_batches=3, **TIGHT))
     engine.run(light(PLAIN).make())
-    loaded_before = [copies.loaded_bytes for copies in engine.scheduler._reports.copies]
+    loaded_before = engine.loaded_bytes()
     blocks_before = engine.counters.prefetched_blocks
     engine.run(light(TEMPLATED).make())
     num_blocks = engine.counters.prefetched_blocks - blocks_before
     assert num_blocks > 0
     layers, heads = SMALL["num_hidden_layers"] // kind.pp, SMALL["num_key_value_heads"] // kind.tp
     rank_token_bytes = layers * heads * 2 * SMALL["head_dim"] * 4
-    for before, copies in zip(loaded_before, engine.scheduler._reports.copies, strict=True):
-        assert copies.loaded_bytes - before == num_blocks * BLOCK_TOKENS * rank_token_bytes * kind.tp
+    for before, after in zip(loaded_before, engine.loaded_bytes(), strict=True):
+        assert after - before == num_blocks * BLOCK_TOKENS * rank_token_bytes * kind.tp
     pools = engine.host_pools()
     assert len(pools) == kind.tp * kind.pp
     assert {(pool.layout.num_layers, pool.layout.num_kv_heads) for pool in pools} == {(layers, heads)}
@@ -198,7 +198,7 @@ def test_aborts_leave_the_others_as_they_are(kind: Kind, engine_of: EngineOf, re
     kept = {request.id for request in requests} - set(given_up)
     assert kept <= answers.keys()
     assert not [*different(answers, {name: expected[name] for name in answers})]
-    assert engine.scheduler._host.num_free == engine.scheduler._host.num_blocks
+    assert engine.scheduler.host_kv_usage == 0
 
 
 def test_the_models_output_varies(reference: Reference) -> None:

@@ -137,7 +137,7 @@ class FakeEngine:
             spec=request, outputs_left=num_outputs, target_tokens=request.prompt_tokens
         )
         self._shares_by_itself |= request.prefix is not None
-        self._apply([RequestAdmitted(request=request)])
+        self.apply([RequestAdmitted(request=request)])
 
     def run(self, max_plans: int = 100_000) -> None:
         """Until every request has finished or was aborted. A plan that does nothing while nothing is in flight
@@ -154,7 +154,7 @@ class FakeEngine:
         plan = self.controller.plan_step(len(self.plans) * STEP_S)
         self.plans.append(plan)
         self._check()
-        self._apply(self._carry_out(plan))
+        self.apply(self._carry_out(plan))
         if plan.is_empty and self.sequences and plan.wait_until_s is None:
             assert self._in_flight, (
                 f"nothing in flight, {len(self.sequences)} unfinished, and an empty plan: {plan}"
@@ -163,7 +163,7 @@ class FakeEngine:
             self._complete_oldest()
         return plan
 
-    def _apply(self, events: list[Event]) -> None:
+    def apply(self, events: list[Event]) -> None:
         self.controller.apply(events)
         self._check()
 
@@ -179,12 +179,12 @@ class FakeEngine:
             request_id = self.rng.choice([*self.sequences])
             del self.sequences[request_id]
             self.aborted.add(request_id)
-            self._apply([RequestAborted(request_id=request_id)])
+            self.apply([RequestAborted(request_id=request_id)])
         if self.sequences and self._num_preemptions < MAX_PREEMPTIONS and self._chance(self.faults.preempt):
             self._num_preemptions += 1
             request_id = self.rng.choice([*self.sequences])
             self._drop(self.sequences[request_id])
-            self._apply([RequestPreempted(request_id=request_id)])
+            self.apply([RequestPreempted(request_id=request_id)])
 
     # Carrying a plan out.
 
@@ -435,7 +435,7 @@ class FakeEngine:
                 self.finished[request_id] = sequence.num_outputs
                 del self.sequences[request_id]
         predicted_s = plan.decision.predicted_step_s
-        self._apply(
+        self.apply(
             [
                 StepCompleted(step_id=plan.step_id, finished=tuple(finished)),
                 StepTimed(

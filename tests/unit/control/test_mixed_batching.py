@@ -88,8 +88,7 @@ def chunks(plan: StepPlan) -> tuple[str, ...]:
 
 def test_prompts_fill_every_step_up_to_its_maximum_while_they_wait() -> None:
     engine = busy_engine(mixed_live_watermark=100.0)
-    while engine.controller._table.num_waiting:
-        plan = engine.step()
+    while (plan := engine.step()).decision.num_waiting:
         assert sum(plan.run_tokens) == 64 or plan.is_empty, plan
     assert any(decodes(plan) and chunks(plan) for plan in engine.plans)
 
@@ -200,8 +199,8 @@ def test_input_may_wait_even_while_the_host_pool_is_full() -> None:
     empty = FakeEngine(config=mixed_config(host_blocks=100)).controller
     assert empty.admission_demand_tokens == 95 * 16
     full = busy_engine(num_requests=9, host_blocks=100, initial_output_tokens=60)
-    while full.controller._table.num_waiting:
-        full.step()
+    while full.step().decision.num_waiting:
+        pass
     assert full.controller.admission_demand_tokens >= 10 * 16
 
 

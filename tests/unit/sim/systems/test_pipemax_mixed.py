@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipemax.control.controller import Controller
+from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.decision_trace import replay
 from pipemax.domain.plan import Batching, Phase
 from pipemax.presets import load_model, load_node, load_workload
@@ -46,12 +48,20 @@ def test_its_decisions_replay_and_keep_to_the_maximum_of_tokens(tmp_path: Path) 
     assert max(sum(plan.run_tokens) for plan, _ in pairs) == 256
 
 
+class KeptController(PipeMaxSystem):
+    """A system whose controller can be asked afterwards."""
+
+    def make_controller(self, config: ControllerConfig) -> Controller:
+        self.controller = super().make_controller(config)
+        return self.controller
+
+
 def test_its_step_times_are_predicted_within_the_paper_s_errors() -> None:
     """PipeMax, §4.3.1: within 8 %; the profile holds no mixed step."""
     options = PipeMaxOptions(controller={"batching": Batching.MIXED, "mixed_step_tokens": 256})
-    system = PipeMaxSystem(replace(SCENARIO, workload=small_workload(60, name="longbench")), options)
+    system = KeptController(replace(SCENARIO, workload=small_workload(60, name="longbench")), options)
     system.simulate()
-    for error in system._controller.times.decode_error():
+    for error in system.controller.times.decode_error():
         assert error.num_steps > 100
         assert error.worst < 0.08
 

@@ -75,7 +75,7 @@ class RecordedWorker(FakeWorker):
 
     def _launch(self, output: SchedulerOutput, layers: slice = slice(None)) -> None:
         for name, count in output.num_scheduled_tokens.items():
-            computed, (table,) = self._computed[name], self._tables[name]
+            computed, (table,) = self.computed[name], self.tables[name]
             places = [
                 (table[token // BLOCK_TOKENS], token % BLOCK_TOKENS) for token in range(computed + count)
             ]

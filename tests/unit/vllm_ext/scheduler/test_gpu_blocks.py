@@ -43,7 +43,7 @@ def pool_state(scheduler: PipeMaxScheduler) -> tuple[object, ...]:
     """Return who holds which block, in order, the free list, and what each block is known by."""
     pool = scheduler.kv_cache_manager.block_pool
     return (
-        {name: scheduler._gpu.tables(name) for name in scheduler.requests},
+        {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests},
         [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
         [(block.ref_cnt, block.block_hash) for block in pool.blocks],
         [
@@ -106,10 +106,11 @@ def test_a_prefetch_without_room_changes_nothing() -> None:
     core.step()
     core.step()
     request = scheduler.requests["a"]
-    scheduler._gpu.evict(request)
-    scheduler._gpu.return_vacated()
+    gpu = GpuBlocks(scheduler.kv_cache_manager, BLOCK_TOKENS)
+    gpu.evict(request)
+    gpu.return_vacated()
     held = scheduler.kv_cache_manager.block_pool.get_new_blocks(11)
     before = pool_state(scheduler)
-    assert scheduler._gpu.allocate_for_prefetch(request) is None
+    assert gpu.allocate_for_prefetch(request) is None
     assert pool_state(scheduler) == before
     scheduler.kv_cache_manager.block_pool.free_blocks(held)

@@ -135,8 +135,9 @@ def test_references_and_free_blocks_always_add_up(seed: int, num_templates: int)
                 texts[str(step)] = template + str(step)
                 host.extend(str(step), len(texts[str(step)]), hashes(texts[str(step)]))
             case 1 if texts:
-                host.release(rng.choice([*texts]))
-                texts = {name: text for name, text in texts.items() if name in host._tables}
+                name = rng.choice([*texts])
+                host.release(name)
+                del texts[name]
             case 2 if texts:
                 name = rng.choice([*texts])
                 texts[name] += "t" * rng.randint(1, 5)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from pipemax.domain.plan import Batching, Phase
+from pipemax.domain.plan import Batching
 from tests.unit.vllm_ext.fake_worker import FakeCore, make_request, make_scheduler
 from tests.unit.vllm_ext.scheduler.test_scheduler import counts, random_templates, run_random_requests
 
@@ -75,7 +75,10 @@ def test_an_idle_engine_changes_its_batching_and_changes_it_back() -> None:
         scheduler.use_batching(batching.value)
         core.outputs.clear()
         run_random_requests(core, 30, Random(1))
-        assert (scheduler._controller.phase is Phase.MIXED) is (batching is Batching.MIXED)
+        stats = scheduler.make_stats()
+        assert stats is not None
+        assert stats.kv_connector_stats is not None
+        assert stats.kv_connector_stats["is_mixed_batching"] == (batching is Batching.MIXED)
         assert core.counters.decode_steps > 0
 
 

@@ -1,5 +1,6 @@
 """Waves on real vLLM structures: what a step reads is overwritten behind it, and every request sees its own KV."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -27,7 +28,8 @@ KINDS = pytest.mark.parametrize(
 class _WaveCore(FakeCore):
     """Checks which blocks a wave overwrites: some that its step reads, and none that it writes to."""
 
-    num_overwritten_in_flight = 0
+    overwritten: Sequence[str] = ()
+    """Requests of the last step with blocks that a wave overwrites."""
 
     def step(self) -> SchedulerOutput:
         output = super().step()
@@ -37,11 +39,13 @@ class _WaveCore(FakeCore):
         assert copies.in_groups is bool(output.num_scheduled_tokens)
         read, written = set[int](), set[int]()
         for name, count in output.num_scheduled_tokens.items():
-            (table,), computed = self.worker._tables[name], self.worker._computed[name]
+            (table,), computed = self.worker.tables[name], self.worker.computed[name]
             read.update(table[: computed // BLOCK_TOKENS])
             written.update(table[computed // BLOCK_TOKENS : -(-(computed + count) // BLOCK_TOKENS)])
         behind = {prefetch.target for prefetch in copies.wave_prefetches}
         assert behind <= read
+        tables = self.worker.tables
+        self.overwritten = [name for name in output.num_scheduled_tokens if behind & {*tables[name][0]}]
         assert not behind & written
         assert not {prefetch.target for prefetch in (*copies.prefetches, *copies.later_prefetches)} & (
             read | written
@@ -95,10 +99,10 @@ def test_requests_end_and_are_given_up_while_they_are_overwritten(seed: int) -> 
         core.add(make_request(str(index), prompt, max_tokens))
     while core.scheduler.get_num_unfinished_requests():
         core.step()
-        if (overwritten := core.scheduler._moves.overwritten) and rng.random() < 0.1:
+        if core.overwritten and rng.random() < 0.1:
             given_up += 1
-            core.abort([overwritten[0]])
-            expected.pop(overwritten[0], None)
+            core.abort([core.overwritten[0]])
+            expected.pop(core.overwritten[0], None)
     outputs = core.run()
     assert given_up > 0
     assert {name: outputs[name] for name in expected} == expected

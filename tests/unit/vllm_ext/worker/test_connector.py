@@ -1,9 +1,11 @@
 """The connector's hooks in the order in which vLLM's two model runners call them, over a CPU's KV caches."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -46,6 +48,10 @@ class RecordedBackend(CpuCopyBackend):
 
 class RecordedConnector(PipeMaxConnector):
     """The only worker of its engine."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any) -> None:
+        super().__init__(vllm_config, *args)
+        self.vllm_config = vllm_config
 
     def _make_backend(self, gpu_rows: torch.Tensor, pool: HostPool) -> CopyBackend:
         self.backend = RecordedBackend(gpu_rows.numpy(), pool.rows)
@@ -160,17 +166,18 @@ def test_vllm_s_runners_start_the_prefetches_of_a_step_without_a_forward_pass(
     output.kv_connector_metadata = PREFETCH
     if runner == "V1":
         recorded.handle_preemptions(PREFETCH)  # by its `execute_model`, always
-        KVConnectorModelRunnerMixin.kv_connector_no_forward(output, recorded._vllm_config)
+        KVConnectorModelRunnerMixin.kv_connector_no_forward(output, recorded.vllm_config)
     else:
         caches = {f"layer.{layer}": kv[:, layer] for layer in range(2)}
-        ActiveKVConnector(recorded._vllm_config, caches).no_forward(output)
+        ActiveKVConnector(recorded.vllm_config, caches).no_forward(output)
     assert recorded.backend.submitted == [PREFETCH.copies.prefetches]
 
 
-def test_full_cuda_graphs_are_kept(connector: PipeMaxConnector) -> None:
+def test_full_cuda_graphs_are_kept(recorded: RecordedConnector) -> None:
     """vLLM asks this before it captures graphs, of the very config that the connector has."""
-    extra_config = connector._vllm_config.kv_transfer_config.kv_connector_extra_config
-    assert not type(connector).requires_piecewise_for_cudagraph(extra_config)
+    transfer_config = recorded.vllm_config.kv_transfer_config
+    assert transfer_config is not None
+    assert not PipeMaxConnector.requires_piecewise_for_cudagraph(transfer_config.kv_connector_extra_config)
 
 
 def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector) -> None:
