@@ -15,8 +15,8 @@ PURE := tests/unit $(addprefix --ignore tests/unit/,vllm_ext transfer)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup annotate compare check test test-long test-python test-versions test-elsewhere nightly coverage faults \
-	parity-full peers wheel lint docs lock clean
+.PHONY: help setup annotate compare check pure-tests test all-tests test-long test-python test-versions test-elsewhere \
+	nightly coverage faults parity-full peers wheel lint docs lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,14 +33,19 @@ annotate: $(VENV)/ready  ## Annotate the demo table with the demo model
 compare: $(VENV)/ready  ## Compare stock vLLM with PipeMax on a part of the demo table
 	@mkdir -p logs; $(BIN)/python lab/bench/compare_policies.py 2>logs/compare.log || { code=$$?; tail -5 logs/compare.log; exit $$code; }
 
-check: $(VENV)/ready lint  ## Lint, types, import contracts and the pure tests
+check: $(VENV)/ready  ## Lint, types, import contracts and the pure tests
+	@$(MAKE) --no-print-directory -j 2 lint pure-tests
+
+test: $(VENV)/ready  ## Lint, types, import contracts, documentation site and all tests (order: tests/running_order.py)
+	@begin=$$(date +%s); $(MAKE) --no-print-directory -j 2 lint docs all-tests; status=$$?; \
+	echo "make test: status $$status after $$(($$(date +%s) - begin)) s"; exit $$status
+
+pure-tests: $(VENV)/ready
 	@$(BIN)/python -m pytest -q -n 2 $(PURE)
 
 # Two at a time on two cores: with three, tests that wait for heartbeats fail under their load.
-test: $(VENV)/ready  ## Lint, types, import contracts, documentation site and all tests (order: tests/running_order.py)
-	@begin=$$(date +%s); $(MAKE) --no-print-directory -j 2 lint docs && \
-	$(BIN)/python -m pytest --durations 25 -n 2 --dist loadscope --no-loadscope-reorder; status=$$?; \
-	echo "make test: status $$status after $$(($$(date +%s) - begin)) s"; exit $$status
+all-tests: $(VENV)/ready
+	@$(BIN)/python -m pytest --durations 25 -n 2 --dist loadscope --no-loadscope-reorder
 
 test-long: $(VENV)/ready  ## Nightly runs, drivers killed in mid-work, YARN, a large executor, and variants of what make test shows
 	@$(BIN)/python -m pytest -m long
@@ -73,10 +78,11 @@ faults: $(VENV)/ready  ## Strike the processes of a running job at 20 random poi
 wheel: $(VENV)/ready  ## The wheel of both sides, in dist/: what the README's install lines take
 	@$(BIN)/python -m hatchling build -t wheel -d dist
 
+# Next to tests mypy takes only what they leave of the cores: a minute of one core the first time.
 lint: $(VENV)/ready
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q . || { echo "run: $(BIN)/ruff format ."; exit 1; }
-	@$(BIN)/mypy
+	@nice -n 19 $(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/shellcheck tools/*.sh deploy/databricks/*.sh
 	@$(BIN)/hadolint deploy/*.Dockerfile
