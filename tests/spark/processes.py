@@ -7,10 +7,11 @@ from pipemax.wire import ProcessIdentity
 
 SMALL_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    "-XX:MetaspaceSize=256m -Xmn256m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 """Java options. The tests' JVMs are short-lived and spend more on loading and compiling than on running; with the
-48 MiB of compiled code that one compiler is given by default, they would throw it away and compile again."""
+48 MiB of compiled code that one compiler is given by default, they would throw it away and compile again. Nor do they
+collect garbage each time that loaded classes fill a few MB more."""
 SMALL_SPARK = (
     "--conf spark.sql.shuffle.partitions=2 --conf spark.databricks.delta.snapshotPartitions=1 "
     "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN "
