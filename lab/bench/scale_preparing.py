@@ -120,7 +120,7 @@ def samples(spark: Any, args: argparse.Namespace, directory: Path) -> dict[str, 
         }
     return {
         "auto": measured(spark, lambda: sample_requests(table, columns, rows_in)),
-        "prefixes": measured(spark, lambda: sample_by_beginning(requests, text, rows_in=rows_in)),
+        "prefixes": measured(spark, lambda: sample_by_beginning(requests, text, rows_in=rows_in).texts),
     }
 
 

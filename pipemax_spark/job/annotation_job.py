@@ -28,14 +28,14 @@ from pipemax_spark.job.record import (
 )
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
+from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
-from pipemax_spark.request.columns import prompt_text
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_ids
 from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
-from pipemax_spark.rows.prefix import PrefixShare, sample_by_beginning, shared_prefixes
+from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.workdir import WorkDirectory, work_base
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
@@ -64,7 +64,7 @@ class AnnotationJob:
         output = HadoopFiles(spark).qualified(options.output) if is_path(options.output) else options.output
         table = table or open_table(spark, output)
         self._call = JobCall(spark=spark, options=options, terminal=terminal, table=table, run_id=self.run_id)
-        self._prefixes: PrefixShare | None = None
+        self._findings: list[Finding] | None = None
         self._end = EndRecord(self._call)
 
     def run(self) -> Summary | None:
@@ -118,8 +118,7 @@ class AnnotationJob:
             else:
                 if options.compact:
                     compact(job)
-                advice = None if self._prefixes is None else self._prefixes.advice
-                summary, reason = conclude(job, run, counts, advice=advice)
+                summary, reason = conclude(job, run, counts, worth_a_try=self._findings or ())
             self._end.summary = summary
             if options.batch_output is not None:
                 _write_batch_output(job, options.batch_output, rows_left=counts.left_out)
@@ -176,10 +175,8 @@ class AnnotationJob:
         counts.skipped += rows - prepared.num_left
         counts.left_out += prepared.num_left - to_do
         counts.to_do = (counts.to_do or 0) + to_do
-        if not job.options.group_by_prefix and self._prefixes is None:
-            requests = job.options.request_columns.add(batch.rows)
-            prompts = sample_by_beginning(requests, prompt_text(requests), rows_in=rows)
-            self._prefixes = shared_prefixes(prompts)
+        if not job.options.group_by_prefix and self._findings is None:
+            self._findings = worth_a_try(job.options, job.checked, batch.rows, rows, of_template=False)
         return prepared
 
 

@@ -1,4 +1,4 @@
-"""``--dry-run``: rows, tokens by the model's own tokenizer, hours by the record of an earlier run, the first prompt.
+"""``--dry-run``: rows, tokens by the model's tokenizer, hours by an earlier run's record, what the cache could save.
 
 An interval at 95 % says how far chance may be off: which rows were sampled, and how the speed of the earlier run
 varied. It does not know of rows that differ from the sampled ones, or of other machines.
@@ -10,12 +10,14 @@ from pipemax.wire import PreflightReply
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.preparing import say_changed
+from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.report.findings import runs_of_spec
-from pipemax_spark.report.run_speed import RunSpeed, ratio_interval, speed_of_run
+from pipemax_spark.report.run_speed import RunSpeed, rate_factor, ratio_interval, speed_of_run
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.rows.annotated import holds_annotations
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.incremental import Batch
+from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.rows.remaining import Remaining
 from pipemax_spark.spark.sql import quoted
 
@@ -39,7 +41,11 @@ def dry_run(call: JobCall, checked: Checked) -> None:
         has_images = options.source.has_images(checked.source.rows.schema)
         _say_tokens(call, checked, to_do, "without those of images" if has_images else "")
     if to_do:
-        _say_time(terminal, _known_speed(call, checked), to_do, options.price_per_hour)
+        speed = _known_speed(call, checked)
+        _say_time(terminal, speed, to_do, options.price_per_hour)
+        findings = worth_a_try(options, checked, checked.source.rows, checked.rows_in, of_template=True)
+        for label, finding in zip(("Cache", *[""] * len(findings)), findings, strict=False):
+            terminal.say(label, f"{finding}{_gain(finding, speed, to_do)}")
     if checked.reply.prompt_tokens and not options.no_sample:
         terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
         terminal.console.print(checked.reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
@@ -123,6 +129,18 @@ def _say_time(terminal: Terminal, speed: RunSpeed | None, to_do: int, price_per_
         f"about {priced(seconds)} (95 %: {priced(low)} to {priced(high)}) on {engines}, without their start and for "
         "rows like those of that run",
     )
+
+
+def _gain(finding: Finding, speed: RunSpeed | None, to_do: int) -> str:
+    """Return what a finding means for the time, as far as the run says that had this speed."""
+    if speed is None or speed.prefill_share is None:
+        return ""
+    factor = rate_factor(finding, speed.prefill_share)
+    if factor is None:
+        decode = 100 * (1 - speed.prefill_share)
+        return f", no gain in rows/s: decode took {decode:.0f} % of the engines' time in run {speed.run_id}"
+    saved_s = to_do / speed.rows_per_s * (1 - 1 / factor)
+    return f", about {factor:.1f} times the rows/s, {_duration(saved_s)} less"
 
 
 def _duration(seconds: float) -> str:

@@ -22,9 +22,11 @@ from pipemax_spark.report.findings import (
     totals_of_spec,
 )
 from pipemax_spark.report.report_page import report_page
+from pipemax_spark.report.run_speed import prefill_share, rate_factor
 from pipemax_spark.report.summary import Findings, Summary, print_report
 from pipemax_spark.report.time_accounts import working_seconds
 from pipemax_spark.request.error_limits import tell_high_share
+from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.storage.fence import recovered_by
 from pipemax_spark.storage.hadoop import write_file
 
@@ -85,17 +87,20 @@ def too_many_errors(job: Job, of_run: CommittedTotals | None, recovered_runs: Se
     return reason and f"{reason}. --retry-errors retries the error rows"
 
 
-def conclude(job: Job, run: Run, counts: RowCounts, *, advice: str | None) -> tuple[Summary, str | None]:
+def conclude(
+    job: Job, run: Run, counts: RowCounts, *, worth_a_try: Sequence[Finding]
+) -> tuple[Summary, str | None]:
     """Write and print the result of a run that has done rows.
 
-    Return its summary, and why the job must fail because of its error rows, or None. ``advice`` ends the report.
+    Return its summary, and why the job must fail because of its error rows, or None. Of what is worth a try, the report
+    has what would have saved time in this run, or may have if its engines tell no times.
     """
     totals = totals_of_run(job.table, job.run_id)
     reason = too_many_errors(job, totals, counts.recovered_runs)
     summary = _summary(job, run, counts, totals, has_failed=reason is not None)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     _write(job, job.directory / "summary.json", summary.to_json())
-    findings = replace(_findings(job, totals), advice=advice)
+    findings = replace(_findings(job, totals), advice=_advice(summary, worth_a_try))
     report = _write_page(job, run, summary, findings)
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
     figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
@@ -110,6 +115,17 @@ def conclude(job: Job, run: Run, counts: RowCounts, *, advice: str | None) -> tu
     places = {**({} if report is None else {"Report": str(report)}), "MLflow run": run.tracker.place}
     _finish(job, summary, findings, places, warning=warning)
     return summary, reason
+
+
+def _advice(summary: Summary, worth_a_try: Sequence[Finding]) -> str | None:
+    """Return the first finding with its worth; None if there is none, or if decode took nearly all of the time."""
+    if not worth_a_try:
+        return None
+    finding, share = worth_a_try[0], prefill_share(summary.time_account_s)
+    if share is None:
+        return str(finding)
+    factor = rate_factor(finding, share)
+    return None if factor is None else f"{finding}, about {factor:.1f} times the rows/s"
 
 
 def stopped_by_errors(job: Job, run: Run, counts: RowCounts, *, reason: str) -> None:

@@ -15,16 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipemax_spark.report.engine_log import ENGINE_METRICS
+from pipemax_spark.rows.prompt_order import Finding
 
-_COLUMNS = ("at", "server_id", "state", "waiting_requests", "rows_done")
+_COLUMNS = ("at", "server_id", "state", "waiting_requests", "rows_done", "metrics")
+_PREFILL, *_OTHER_WORK = ("prefill", "decode", "prefetch_stall")
+"""The parts of a full engine's time account."""
 _RESAMPLES = 1_000
 _TAIL = 0.025
 _BLOCKS = 20
 _MIN_FULL_S = 10.0
 """An engine that was full for less than this is not known at its full speed."""
+_GAIN = 1.05
+"""Below this a factor is as good as none: the time of a step with prompts and decodes is split by tokens only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class RunSpeed:
     """Seconds in which an engine was full, over all engines."""
     interval: tuple[float, float] | None
     """The bounds of ``rows_per_s`` at 95 %; None if the engines were not full for long enough to tell."""
+    prefill_share: float | None = None
+    """The share of the engines' time that prompts took, from 0 to 1, while they were full; None if it is unknown."""
 
 
 def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -57,7 +65,7 @@ def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def speed_of_run(runs: Path, run_id: str, *, requests_per_row: int = 1) -> RunSpeed | None:
     """Return a run's speed from its record under ``runs``; None without a record, or if no row is in it."""
     try:
-        reports = pq.read_table(runs / run_id / ENGINE_METRICS, columns=list(_COLUMNS)).to_pylist()
+        reports = _read(runs / run_id / ENGINE_METRICS)
     except (OSError, pa.ArrowException):  # a run on another machine, or one that is being written
         return None
     by_server: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -80,7 +88,31 @@ def speed_of_run(runs: Path, run_id: str, *, requests_per_row: int = 1) -> RunSp
         rows_per_s=engines * rows / seconds,
         full_s=full_s,
         interval=(engines * low, engines * high) if blocks else None,
+        prefill_share=prefill_share(_account_of(full)) if blocks else None,
     )
+
+
+def prefill_share(account: Mapping[str, float]) -> float | None:
+    """Return the share of prompts in an account's seconds of computing, from 0 to 1; None if there are none."""
+    prefill_s = account.get(_PREFILL, 0.0)
+    work_s = prefill_s + sum(account.get(part, 0.0) for part in _OTHER_WORK)
+    return prefill_s / work_s if work_s > 0 else None
+
+
+def rate_factor(finding: Finding, prefill_share: float) -> float | None:
+    """Return how many times the rows/s a finding makes, where prompts took this share of the time; None if no more."""
+    now = 1 - finding.now
+    left = 1 - prefill_share * (finding.then - finding.now) / now if now > 0 else 1.0
+    return 1 / left if 0 < left <= 1 / _GAIN else None
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the reports, each with the seconds of its engine's account by part, which may be None."""
+    table = pq.read_table(path, columns=list(_COLUMNS))
+    for part in (_PREFILL, *_OTHER_WORK):
+        seconds = pc.map_lookup(table["metrics"], pa.scalar(f"time_{part}_s"), "first")
+        table = table.append_column(part, seconds)
+    return list(table.drop_columns(["metrics"]).to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +122,7 @@ class _Span:
     seconds: float
     rows: float
     is_full: bool
+    account: Mapping[str, float]
 
 
 def _spans(reports: Sequence[Mapping[str, Any]], requests_per_row: int) -> list[_Span]:
@@ -99,8 +132,18 @@ def _spans(reports: Sequence[Mapping[str, Any]], requests_per_row: int) -> list[
         rows = (after["rows_done"] - before["rows_done"]) / requests_per_row
         if seconds > 0:
             is_full = before["waiting_requests"] > 0 and after["waiting_requests"] > 0
-            spans.append(_Span(seconds, rows, is_full))
+            spans.append(_Span(seconds, rows, is_full, _account_between(before, after)))
     return spans
+
+
+def _account_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    # An engine that was started again begins its account again.
+    parts = (_PREFILL, *_OTHER_WORK)
+    return {part: max(0.0, (after[part] or 0.0) - (before[part] or 0.0)) for part in parts}
+
+
+def _account_of(spans: Sequence[_Span]) -> dict[str, float]:
+    return {part: sum(span.account[part] for span in spans) for part in (_PREFILL, *_OTHER_WORK)}
 
 
 def _blocks(spans: Sequence[_Span], min_s: float) -> list[tuple[float, float]]:

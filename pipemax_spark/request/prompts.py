@@ -200,10 +200,10 @@ def _text_column(option: str, name: str, schema: "StructType", zone: str) -> "Co
             f"{option} {name!r} is of type {kind.simpleString()}, not text; for conversations give --messages-column, "
             "for fields a --template"
         )
-    return _as_text(expression, kind, zone)
+    return as_text(expression, kind, zone)
 
 
-def _as_text(expression: str, kind: "DataType", zone: str) -> "Column":
+def as_text(expression: str, kind: "DataType", zone: str) -> "Column":
     """Return a column's text. Raise ``JobError`` by its name if there is none."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -241,7 +241,7 @@ def _concatenated(parts: "Sequence[TemplatePart]", zone: str) -> "Column":
         *(
             F.lit(part.text)
             if part.column is None or part.kind is None
-            else _as_text(part.column, part.kind, zone)
+            else as_text(part.column, part.kind, zone)
             for part in parts
         )
     )

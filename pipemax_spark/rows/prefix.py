@@ -1,19 +1,20 @@
-"""Measure how much of each prompt repeats the beginning of the row before, in the present order and if sorted.
+"""Measure how much of each prompt repeats the beginning of an earlier one, in the present order and if sorted.
 
 The engine keeps the KV cache of what it has read, so a prompt that begins like an earlier one costs only the rest, as
-long as it arrives while that cache is kept. A prefix that all prompts share (an instruction, a template's head) is
-found in any order and not counted here. The sample draws beginnings of prompts, not rows: of the examined rows, it has
-all rows of each drawn beginning, because otherwise a large table's small groups would be split up. In a table of more
-than a million rows, prompts that begin alike but are far apart are not found.
+long as it arrives while that cache is kept. The sample draws beginnings of prompts, not rows: of the examined rows, it
+has all rows of each drawn beginning, because otherwise a large table's small groups would be split up. In a table of
+more than a million rows, prompts that begin alike but are far apart are not found.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pipemax.wire import ServerStats
+from pipemax_spark.rows.prompt_order import RowOrder
+from pipemax_spark.rows.prompt_sizes import PromptSizes, common, common_to_all
 from pipemax_spark.rows.sample import SomeRows
 from pipemax_spark.spark.sql import quoted
 
@@ -21,47 +22,53 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _SAMPLED_ROWS = 1_000
-_LOOKED_AT_ROWS = 1_000_000
+LOOKED_AT_ROWS = 1_000_000
 """Approximate number of rows to read, however long the table is."""
 _BEGINNING_CHARACTERS = 64
-_WORTH_IT = 0.1
 _TEXT = "__pipemax_text"
 _HIT_RATE = "prefix_cache_hit_rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixShare:
-    """Shares of all characters, from 0 to 1, not counting the prefix of all prompts."""
+class SampledPrompts:
+    """Prompts in the order in which they come, in groups that begin alike."""
 
-    as_they_come: float
-    sorted: float
-
-    @property
-    def advice(self) -> str | None:
-        """The advice to sort the rows; None if sorting would not help much."""
-        if self.sorted - self.as_they_come < _WORTH_IT:
-            return None
-        return (
-            f"--group-by-prefix: {self.sorted:.0%} of the prompts' text would repeat the beginning of the row before "
-            f"if the rows were sorted, compared with {self.as_they_come:.0%} in their present order (from a sample, "
-            "beyond what all prompts have in common)"
-        )
+    texts: Sequence[str]
+    one_in: int = 1
+    """Of the examined rows, about one in so many was drawn."""
 
 
-def shared_prefixes(prompts: Sequence[str]) -> PrefixShare:
-    """Return the shares of these prompts, each compared with the one before it."""
-    common = _common_to_all(prompts)
-    rests = [prompt[common:] for prompt in prompts]
-    characters = max(1, sum(map(len, prompts)))
+def row_order(prompts: SampledPrompts, sizes: PromptSizes, *, is_sorted: bool, reuses: bool) -> RowOrder:
+    """Return the shares of these prompts, at least one, that earlier ones have left in the cache.
 
-    def share(texts: Sequence[str]) -> float:
-        return sum(_common(*pair) for pair in pairwise(texts)) / characters
+    With ``reuses``, equal prompts are computed once.
+    """
+    texts = list(dict.fromkeys(prompts.texts)) if reuses else prompts.texts
 
-    return PrefixShare(as_they_come=share(rests), sorted=share(sorted(rests)))
+    def share(texts: Sequence[str], kept_rows: int) -> float:
+        return sizes.share(sum(map(sizes.in_cache, _repeated(texts, kept_rows))) / len(texts))
+
+    return RowOrder(
+        as_they_come=share(texts, max(1, int(sizes.kept_rows / prompts.one_in))),
+        sorted=share(sorted(texts), 1),
+        is_sorted=is_sorted,
+    )
 
 
-def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: int) -> list[str]:
-    """Return about 1,000 prompts in the order in which they come, in groups that begin alike.
+def _repeated(texts: Sequence[str], kept_rows: int) -> Iterable[int]:
+    """Yield, for each text but the first, how many of its first characters are those of one of the last texts."""
+    kept: list[str] = []
+    for number, text in enumerate(texts):
+        place = bisect_left(kept, text)
+        if kept:
+            yield max(common(text, near) for near in kept[max(0, place - 1) : place + 1])
+        insort(kept, text)
+        if number >= kept_rows:
+            del kept[bisect_left(kept, texts[number - kept_rows])]
+
+
+def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: int) -> SampledPrompts:
+    """Return about 1,000 prompts.
 
     This takes two short Spark jobs.
     """
@@ -69,15 +76,16 @@ def sample_by_beginning(rows: "DataFrame", prompt_text: "Column", *, rows_in: in
 
     texts = rows.select(prompt_text.alias(_TEXT)).where(f"{quoted(_TEXT)} IS NOT NULL")
     head = [row[0] for row in texts.limit(_SAMPLED_ROWS).collect()]
-    if min(rows_in, _LOOKED_AT_ROWS) <= len(head):
-        return head
-    some = SomeRows.of(texts, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
-    first = _common_to_all(head) + 1
+    if min(rows_in, LOOKED_AT_ROWS) <= len(head):
+        return SampledPrompts(texts=head)
+    some = SomeRows.of(texts, rows_in=rows_in, looked_at_rows=LOOKED_AT_ROWS)
+    first = common_to_all(head) + 1
     beginning = F.xxhash64(F.substring(_TEXT, first, _BEGINNING_CHARACTERS))
     one_in = max(1, some.expected_rows // _SAMPLED_ROWS)
     drawn = some.rows.where(F.pmod(beginning, F.lit(one_in)) == 0)
-    # The draw may be empty if the table has fewer beginnings than rows were to be drawn.
-    return [row[0] for row in some.collect(drawn, 2 * _SAMPLED_ROWS)] or head
+    if sampled := [row[0] for row in some.collect(drawn, 2 * _SAMPLED_ROWS)]:
+        return SampledPrompts(texts=sampled, one_in=one_in)
+    return SampledPrompts(texts=head)  # the table has fewer beginnings than rows were to be drawn
 
 
 def hit_rate(servers: Iterable[ServerStats]) -> float | None:
@@ -87,13 +95,3 @@ def hit_rate(servers: Iterable[ServerStats]) -> float | None:
     """
     rates = [server.engine_metrics[_HIT_RATE] for server in servers if _HIT_RATE in server.engine_metrics]
     return fmean(rates) if rates else None
-
-
-def _common_to_all(texts: Sequence[str]) -> int:
-    return _common(min(texts), max(texts)) if texts else 0
-
-
-def _common(first: str, second: str) -> int:
-    """Count the characters that both texts begin with."""
-    shorter = min(len(first), len(second))
-    return next((i for i in range(shorter) if first[i] != second[i]), shorter)

@@ -44,6 +44,7 @@ def test_a_dry_run_counts_and_shows_what_the_engine_gets() -> None:
     assert reply.first_prompt == expected
     tokens = len(tokenizer.encode(expected, add_special_tokens=False))
     assert reply.prompt_tokens == [tokens, tokens, 0, 0]
+    assert reply.shared_prefix_tokens == tokens, "of those that are no errors"
     assert reply.output_tokens == [16, 6, 0, 0]
 
 

@@ -10,6 +10,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +117,7 @@ def _preflight(text: bytes) -> bytes:
         max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
         has_chat_template=True,
         prompt_tokens=counts,
+        shared_prefix_tokens=_shared_words(prompts),
         output_tokens=[request.generation.max_tokens] * len(counts),
         row_lengths=lengths if config.policy == "auto" and counts else None,
         first_prompt=prompts[0] if prompts else "",
@@ -123,6 +125,14 @@ def _preflight(text: bytes) -> bytes:
         engine=_without_own_settings(config.model_dump(mode="json")),
         versions={"pipemax-spark": PACKAGE_VERSION, "vllm": "fake"},
     ).to_bytes()
+
+
+def _shared_words(prompts):  # type: ignore[no-untyped-def]
+    """How many words all prompts begin with."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(texts := [prompt.split() for prompt in prompts]), max(texts)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
 
 def _text(request):  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.report.engine_log import ENGINE_METRICS, SCHEMA
 from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.rows import prompt_sizes
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
@@ -131,28 +133,32 @@ def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
 
 
 def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bounds_by_how_it_varied(
-    jobs: MakeJobs,
+    jobs: MakeJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prompt_sizes, "KEPT_TOKENS", 1_000)
     run = jobs()
-    run.write_input([(i, f"word {i} " + "of many " * (i % 7)) for i in range(3_000)])
-    run.run(id_columns=("id",), limit=5)
+    run.defaults = replace(run.defaults, id_columns=("id",), source=PromptSource(template="{text} {kind}"))
+    kind = "a kind that has a long name, of quite a few words, so that it is worth finding in the cache"
+    rows = [(i, f"word {i} " + "of many " * (i % 7), f"{kind} {i % 300}") for i in range(3_000)]
+    run.write_input(rows, "id long, text string, kind string")
+    run.run(limit=5)
     [record] = (run.directory / "runs").iterdir()
-    hourly = {"id_columns": ("id",), "dry_run": True, "price_per_hour": 3_600.0}
 
-    def recorded(waiting: int) -> str:
+    def recorded(waiting: int, prefill: float = 0.8) -> str:
         """What a dry run prints after a minute at 10 rows/s, in which so many rows waited."""
         at = datetime(2026, 11, 27, tzinfo=UTC)
         reports = [
             dict.fromkeys(SCHEMA.names)
             | {"at": at + timedelta(seconds=second), "server_id": "a", "state": "ready"}
             | {"waiting_requests": waiting, "rows_done": 10 * second}
+            | {"metrics": [("time_prefill_s", prefill * second), ("time_decode_s", (1 - prefill) * second)]}
             for second in range(60)
         ]
         pq.write_table(pa.Table.from_pylist(reports, schema=SCHEMA), record / ENGINE_METRICS)
-        run.run(**hourly)
+        run.run(dry_run=True, price_per_hour=3_600.0)
         return run.printed
 
-    full, idle = recorded(5), recorded(0)
+    full, decoding, idle = recorded(5), recorded(5, prefill=0.01), recorded(0)
     assert (
         "Time     about 5.0 minutes, cost 299.50 (95 %: 5.0 minutes, cost 299.50 to 5.0 minutes, cost 299.50)"
         in full
@@ -163,6 +169,12 @@ def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bound
     assert low < mean < high
     assert "Time     at most 5.0 minutes, cost 299.50 on 1 engine" in idle
     assert "which were full for 0 s only" in idle
+    order = "Cache    {kind} before {text}, and --group-by-prefix: "
+    share = r"\d\d % of prompt tokens from the cache instead of \d %"
+    assert re.search(rf"^{re.escape(order)}{share}, about 1\.\d times the rows/s, [\d.]+ s less$", full, re.M)
+    no_gain = f"no gain in rows/s: decode took 99 % of the engines' time in run {record.name}"
+    assert re.search(rf"{share}, {no_gain}$", decoding, re.M)
+    assert re.search(rf"^{re.escape(order)}{share}$", idle, re.M), "its speed is not known"
 
 
 @pytest.mark.long  # test_ends has a limit and the run after it

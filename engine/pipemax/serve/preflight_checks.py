@@ -127,6 +127,7 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
         max_model_len=longest,
         has_chat_template=encoder.has_chat_template,
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
+        shared_prefix_tokens=shared_prefix_tokens(prompts),
         output_tokens=[
             0
             if isinstance(one, RequestError) or isinstance(ids, RequestError)

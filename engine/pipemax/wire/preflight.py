@@ -48,6 +48,8 @@ class PreflightReply(Message):
     prompt_tokens: list[int] = field(default_factory=list)
     """Tokens of each of the requests as the engine would see it, system message and chat template included; 0 for one
     that would end as an error."""
+    shared_prefix_tokens: int = 0
+    """Tokens that all of these requests begin with, without those that would end as an error."""
     output_tokens: list[int] = field(default_factory=list)
     """Maximum tokens that each of the requests may generate, by its own settings, in all samples and attempts."""
     first_prompt: str = ""

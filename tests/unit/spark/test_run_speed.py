@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipemax_spark.report.engine_log import ENGINE_METRICS, SCHEMA
-from pipemax_spark.report.run_speed import ratio_interval, speed_of_run
+from pipemax_spark.report.run_speed import rate_factor, ratio_interval, speed_of_run
+from pipemax_spark.rows.prompt_order import Finding
 
 BEGIN = datetime(2026, 11, 27, tzinfo=UTC)
 
@@ -114,3 +115,42 @@ def test_an_interval_is_the_same_each_time_and_wider_for_what_varies_more() -> N
     assert ratio_interval(even) == ratio_interval(even)
     (low, high), (lower, higher) = ratio_interval(even), ratio_interval(uneven)
     assert lower < low < 10 < high < higher
+
+
+def test_the_share_of_prompts_is_that_of_the_time_in_which_the_engines_were_full(write: Any) -> None:
+    begin = {"time_prefill_s": 9.0, "time_decode_s": 1.0}
+    full = reports([20.0] * 100)
+    for second, report in enumerate(full):
+        report["metrics"] = [
+            ("time_prefill_s", 9.0 + 0.2 * second),
+            ("time_decode_s", 1.0 + 0.7 * second),
+            ("time_prefetch_stall_s", 0.1 * second),
+            ("time_drain_s", 5.0),
+        ]
+    again = reports([20.0] * 20, from_s=101)  # an engine that was started again
+    for report in again:
+        report |= {"metrics": [*begin.items()], "rows_done": report["rows_done"] + 2_000}
+    speed = speed_of_run(write(full, again), "run")
+    assert speed is not None
+    assert speed.prefill_share == pytest.approx(0.2)
+    without = speed_of_run(write(reports([20.0] * 100)), "run")
+    assert without is not None
+    assert without.prefill_share is None
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "prefill_share", "factor"),
+    [
+        (0.0, 0.5, 1.0, 2.0),
+        (0.5, 0.75, 0.5, 1 / 0.75),
+        (0.0, 1.0, 0.25, 1 / 0.75),
+        (0.2, 0.1, 0.5, None),
+        (0.0, 0.5, 0.08, None),
+        (1.0, 1.0, 0.5, None),
+    ],
+)
+def test_a_finding_is_worth_what_it_leaves_out_of_the_prompts_share_of_the_time(
+    now: float, then: float, prefill_share: float, factor: float | None
+) -> None:
+    finding = Finding(change="", now=now, then=then)
+    assert rate_factor(finding, prefill_share) == (None if factor is None else pytest.approx(factor))
