@@ -38,12 +38,15 @@ def checked(engine: ParityEngine, fault: Fault) -> NodeCheck:
     return check_engine(engine.llm, engine.vllm_config, CONFIG, most_prompts=8)
 
 
-def compared(engine: ParityEngine, fault: Fault = Fault.NONE) -> CheckPart:
-    """The check of tokens, both sides by the same engine."""
+def compared(engine: ParityEngine, *faults: Fault) -> list[CheckPart]:
+    """The check of tokens with each of these faults, all sides by the same engine; stock vLLM is asked once."""
     engine.reset(STOCK)
     stock = ask_stock(engine.llm, engine.vllm_config)
-    reset(engine, fault)
-    return compare_with_stock(stock, engine.llm, engine.vllm_config, CONFIG)
+    parts = []
+    for fault in faults:
+        reset(engine, fault)
+        parts.append(compare_with_stock(stock, engine.llm, engine.vllm_config, CONFIG))
+    return parts
 
 
 @pytest.mark.parity_full  # tokens pass with right copies, below
@@ -133,7 +136,7 @@ def test_poison_changes_nothing_of_the_steps(kind: Kind, engine_of: EngineOf) ->
 def test_sums_that_depend_on_the_batch_are_no_fault_of_the_machine(kind: Kind, engine_of: EngineOf) -> None:
     engine = engine_of(kind)
     with sums_by_batch(engine):
-        result, tokens = checked(engine, Fault.NONE), compared(engine)
+        result, (tokens,) = checked(engine, Fault.NONE), compared(engine, Fault.NONE)
     assert result.verdict is Verdict.PASSED, result.parts
     assert tokens.verdict is Verdict.INCONCLUSIVE
     assert "stock vLLM itself differs between two batch sizes" in tokens.detail
@@ -141,8 +144,7 @@ def test_sums_that_depend_on_the_batch_are_no_fault_of_the_machine(kind: Kind, e
 
 @pytest.mark.parametrize("kind", [V1_PIPELINE], ids=str)
 def test_tokens_pass_with_right_copies_and_fail_with_damaged_ones(kind: Kind, engine_of: EngineOf) -> None:
-    engine = engine_of(kind)
-    right, damaged = compared(engine), compared(engine, Fault.CORRUPT)
+    right, damaged = compared(engine_of(kind), Fault.NONE, Fault.CORRUPT)
     assert right.verdict is Verdict.PASSED, right.detail
     assert damaged.verdict is Verdict.FAILED, damaged.detail
 
