@@ -63,7 +63,8 @@ def words(first: int, end: int) -> list[tuple[int, str]]:
     return [(i, f"word {i}") for i in range(first, end)]
 
 
-@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.long  # a night without position goes on so too, below
+@pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_each_run_annotates_what_was_appended_also_under_a_new_schema(
     nights: Nights, id_columns: tuple[str, ...]
 ) -> None:
@@ -103,7 +104,7 @@ def test_what_a_run_over_the_whole_table_has_done_the_stream_knows_and_the_other
         pytest.param((), "the end of its file", marks=pytest.mark.long),
     ],
 )
-def test_a_night_without_position_adds_nothing_and_updates_are_skipped_only_on_request(
+def test_a_night_without_position_adds_nothing_and_the_next_one_goes_on_also_under_a_new_schema(
     nights: Nights, id_columns: tuple[str, ...], lost: str
 ) -> None:
     nights.append([*words(0, 50), *([] if id_columns else words(0, 5))])
@@ -119,14 +120,23 @@ def test_a_night_without_position_adds_nothing_and_updates_are_skipped_only_on_r
     assert rows_in > 0, "all rows were compared"
     assert nights.appends() == before
 
-    # The next night brings updates too.
-    nights.append(words(50, 60))
+    # The next night brings updates and a new column too.
+    nights.append([(i, text, "de") for i, text in words(50, 60)], "id long, text string, language string")
     nights.sql("UPDATE {input} SET text = 'changed' WHERE id = 13")
     with pytest.raises(JobError, match=r"were updated or deleted since the last run.*--skip-changes"):
         nights.run(id_columns=id_columns)
     assert nights.run(id_columns=id_columns, skip_changes=True) == (10, 0, 10)
-    texts = {row["id"]: row["text"] for row in nights.jobs.rows()}
+    rows = nights.jobs.rows()
+    texts = {row["id"]: row["text"] for row in rows}
     assert texts == dict(words(0, 60)), "a row stays as it was when it was appended"
+    assert {row["id"]: row["language"] for row in rows} == dict.fromkeys(range(50)) | dict.fromkeys(
+        range(50, 60), "de"
+    )
+    assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}", 16) for row in rows)
+    *earlier, (last, num_last) = nights.appends()
+    assert (earlier, num_last) == (before, 10)
+    assert " of stream " in last
+    assert not any(" of stream " in note for note, _ in before)
 
 
 @pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
