@@ -12,7 +12,7 @@ _ENOUGH_S = 150.0
 """Of a steady engine…"""
 _ENOUGH_RESIDENCES = 3.0
 """…and as many times as a row runs, whichever is more."""
-_FILL_RESIDENCES = 1.5
+_FILL_RESIDENCES = 2.0
 _SLICE_S = 5.0
 _MAX_ROWS = 60_000
 
@@ -25,8 +25,6 @@ class Truth:
     row_work_s: float
     rows_per_s: float
     """Under the default, roughly."""
-    residence_s: float
-    """How long a row runs under the default, roughly."""
 
 
 def truth_of(setting: Setting) -> Truth:
@@ -47,7 +45,6 @@ def truth_of(setting: Setting) -> Truth:
         costs=fit.costs,
         row_work_s=row_s,
         rows_per_s=fit.costs.work_s(late) / row_s / float(late.seconds.sum()),
-        residence_s=lengths.mean_output * float(late.seconds.mean()),
     )
 
 
@@ -62,9 +59,11 @@ def row_work_s(costs: WorkCosts, lengths: Lengths) -> float:
 
 def steady_rate(setting: Setting, truth: Truth, limits: StepLimits) -> float:
     """Return the work per second of a steady engine under fixed limits; work done twice does not count."""
-    fill_s = max(30.0, _FILL_RESIDENCES * truth.residence_s)
-    end_s = fill_s + max(_ENOUGH_S, _ENOUGH_RESIDENCES * truth.residence_s)
-    rows = min(_MAX_ROWS, round(3 * truth.rows_per_s * end_s) + 2 * setting.envelope().ceiling.running_rows)
+    num_running = min(limits.running_rows, setting.envelope().rows_that_fit(setting.sample()))
+    residence_s = num_running / truth.rows_per_s
+    fill_s = max(30.0, _FILL_RESIDENCES * residence_s)
+    end_s = fill_s + max(_ENOUGH_S, _ENOUGH_RESIDENCES * residence_s)
+    rows = min(_MAX_ROWS, round(2 * truth.rows_per_s * end_s) + 2 * limits.running_rows)
     engine = LiveEngine(setting.scenario(rows, 1), limits, QUIET.scatter(0))
     engine.advance(fill_s)
     before = engine.recomputed_tokens

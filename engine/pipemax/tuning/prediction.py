@@ -1,7 +1,7 @@
 """Simulate stock vLLM under other limits over the lengths seen so far, by fitted step times.
 
-A prediction is work per second as the race measures it, so the two can be compared. The simulation has a few times the
-rows that run at once, in grains of tokens where outputs are long, which costs a tenth of a second or so.
+A prediction is work per second as the race measures it, so the two can be compared. The simulation has several times
+the rows that run at once, for those that begin together also end together, and it goes on a part at a time.
 """
 
 from dataclasses import replace
@@ -17,13 +17,13 @@ from pipemax.sim.workloads import Workload, grain_of
 from pipemax.tuning.step_fit import StepFit, WorkCosts
 from pipemax.tuning.table import Envelope, Lengths
 
-_ENOUGH_OUTPUTS = 48
-"""Outputs of a row in grains, on average."""
-_ROWS_TO_FILL = 1.5
+_ENOUGH_OUTPUTS = 800
+"""Outputs of a row in grains, on average. With fewer, rows are preempted less often than they are."""
+_ROWS_TO_FILL = 2.0
 """Rows that end before the engine counts as steady, as a multiple of those that run at once."""
-_ROWS_TO_MEASURE = 3.0
+_ROWS_TO_MEASURE = 5.0
 _FEWEST_ROWS = 300
-_MAX_ROWS = 12_000
+_MAX_ROWS = 20_000
 
 
 class _CountedTimes(MeasuredTimes):
@@ -32,6 +32,7 @@ class _CountedTimes(MeasuredTimes):
     def __init__(self, engine: MeasuredEngine, costs: WorkCosts) -> None:
         super().__init__(engine)
         self._costs = costs
+        self.num_steps = 0
         self.is_steady = False
         self.seconds = 0.0
         self.work_s = 0.0
@@ -39,6 +40,7 @@ class _CountedTimes(MeasuredTimes):
     def stage_s(self, work: StepWork) -> list[float]:
         """Return the seconds of the step, and count it."""
         seconds = super().stage_s(work)
+        self.num_steps += 1
         if self.is_steady:
             self.seconds += seconds[0]
             self.work_s += (
@@ -49,34 +51,48 @@ class _CountedTimes(MeasuredTimes):
         return seconds
 
 
-def predict_rate(fit: StepFit, envelope: Envelope, lengths: Lengths, limits: StepLimits) -> float:
-    """Return work per second of a steady engine under these limits. Equal calls return equal rates."""
-    fitting = min(envelope.rows_that_fit(lengths), limits.running_rows)
-    fill = round(_ROWS_TO_FILL * fitting)
-    num_rows = min(_MAX_ROWS, max(_FEWEST_ROWS, fill + round((1 + _ROWS_TO_MEASURE) * fitting)))
-    first, last = min(fill, num_rows // 3), num_rows - min(round(fitting), num_rows // 3)
-    workload = _resampled(lengths, num_rows)
-    grain = grain_of(workload, envelope.capacity.block_tokens, enough_outputs=_ENOUGH_OUTPUTS)
-    scenario = measured_scenario(_engine(fit, envelope, limits, workload), workload, grain=grain)
-    assert scenario.measured is not None
-    costs = replace(fit.costs, kv_token_s=fit.costs.kv_token_s * grain)
-    times, recomputed = _CountedTimes(scenario.measured, costs), [0, 0]
+class Prediction:
+    """The simulation of one engine under fixed limits. Equal arguments give equal rates."""
 
-    def watch(num_ended: int) -> None:
-        times.is_steady = first <= num_ended < last
-        recomputed[num_ended >= first] = system.recomputed_tokens
-        if num_ended >= last:
-            system.machine.queue.stop()
+    def __init__(self, fit: StepFit, envelope: Envelope, lengths: Lengths, limits: StepLimits) -> None:
+        running = min(envelope.rows_that_fit(lengths), limits.running_rows)
+        num_rows = round((_ROWS_TO_FILL + _ROWS_TO_MEASURE + 1) * running)
+        num_rows = min(_MAX_ROWS, max(_FEWEST_ROWS, num_rows))
+        self.limits = limits
+        self._first = min(round(_ROWS_TO_FILL * running), num_rows // 3)
+        self._last = num_rows - min(round(running), num_rows // 3)
+        workload = _resampled(lengths, num_rows)
+        grain = grain_of(workload, envelope.capacity.block_tokens, enough_outputs=_ENOUGH_OUTPUTS)
+        scenario = measured_scenario(_engine(fit, envelope, limits, workload), workload, grain=grain)
+        assert scenario.measured is not None
+        self._costs = replace(fit.costs, kv_token_s=fit.costs.kv_token_s * grain)
+        self._times = _CountedTimes(scenario.measured, self._costs)
+        self._recomputed = [0, 0]  # tokens, when the steady part began and now
+        self._is_over = False
+        self._stops_at = 0
+        self._system = ContinuousBatching(
+            replace(scenario, on_progress=self._watch),
+            stock_vllm(limits.step_tokens, max_num_seqs=limits.running_rows),
+        )
+        self._system.machine.times = self._times
+        self._system.start()
 
-    system = ContinuousBatching(
-        replace(scenario, on_progress=watch), stock_vllm(limits.step_tokens, max_num_seqs=limits.running_rows)
-    )
-    system.machine.times = times
-    system.start()
-    system.machine.queue.run()
-    if times.seconds == 0:
-        return 0.0
-    return (times.work_s - (recomputed[1] - recomputed[0]) * costs.prompt_token_s) / times.seconds
+    def advance(self, max_steps: int) -> float | None:
+        """Simulate so many steps; return the work per second once the steady part is over, else ``None``."""
+        self._stops_at = self._times.num_steps + max_steps
+        self._system.machine.queue.run()
+        if not self._is_over:
+            return None
+        again_s = (self._recomputed[1] - self._recomputed[0]) * self._costs.prompt_token_s
+        return (self._times.work_s - again_s) / self._times.seconds
+
+    def _watch(self, num_ended: int) -> None:
+        """Note after each step whether it was of the steady part."""
+        self._times.is_steady = self._first <= num_ended < self._last
+        self._recomputed[num_ended >= self._first] = self._system.recomputed_tokens
+        self._is_over = num_ended >= self._last and self._times.seconds > 0
+        if self._is_over or self._times.num_steps >= self._stops_at:
+            self._system.machine.queue.stop()
 
 
 def _resampled(lengths: Lengths, num_rows: int) -> Workload:

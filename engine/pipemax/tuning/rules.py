@@ -13,9 +13,11 @@ class TuningRules:
     """Seconds are those of the table's steps; gains are logarithms of ratios of rates."""
 
     max_s: float = 900.0
-    """Of the table, for all stages together."""
+    """Of the table, for sweep, race and check together; while the model waits for rows, the engine runs as it began."""
     max_share: float = 0.05
     """Of the table's expected seconds."""
+    max_wait_share: float = 0.2
+    """Of the table's expected seconds, by which enough rows must have ended to know their lengths."""
     least_table_s: float = 1200.0
     """A shorter table runs under the limits it starts with."""
     sweep_setting_s: float = 7.0
@@ -29,13 +31,15 @@ class TuningRules:
     near_best: float = 0.04
     """Rivals are those predicted within this of the best."""
     worth: float = 0.02
-    """A predicted gain below this ends the tuning with the default."""
+    """A gain below this is not looked for…"""
+    reach: float = 0.01
+    """…nor raced for, if it is predicted below that by more than predictions err by."""
     sure: float = 0.04
     """A predicted gain above this decides where nothing can be raced."""
 
-    def budget_left_s(self, spent_s: float, expected_s: float) -> float:
-        """Return the seconds that a tuning may still take, of a table that is expected to take ``expected_s`` more."""
-        return min(self.max_s, self.max_share * (spent_s + expected_s)) - spent_s
+    def budget_s(self, table_s: float) -> float:
+        """Return the seconds that a tuning may take, of a table that is expected to take ``table_s``."""
+        return min(self.max_s, self.max_share * table_s)
 
     def block(
         self, limits: tuple[StepLimits, ...], *, residence_s: float | None, is_changed: bool

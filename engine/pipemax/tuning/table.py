@@ -20,8 +20,11 @@ SWEEP_ROWS = (0.25, 0.5, 1.0)
 """Shares of the rows that the KV cache holds, ascending: rows that run are added, and none has to end first."""
 SWEEP_TOKENS = (0.5, 1.0, 2.0, 4.0)
 """Multiples of the tokens of a steady engine's step."""
-_CANDIDATE_ROWS = (0.4, 0.6, 0.8, 1.0, 1.15)
-_CANDIDATE_TOKENS = (0.5, 0.75, 1.0, 1.5, 3.0)
+_CANDIDATE_ROWS = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1)
+"""Shares of the rows that the KV cache holds."""
+_ENOUGH_TOKENS = 1.5
+_CANDIDATE_TOKENS = (0.5, 0.75, 1.0, 3.0)
+"""Multiples of the tokens of a steady engine's step, next to ``_ENOUGH_TOKENS``."""
 _CEILING_ROWS = (256, 4096)
 _SPARE_ROWS = 1.15
 """The ceiling of running rows, as a multiple of those whose KV fits."""
@@ -69,6 +72,15 @@ class Lengths:
             )
         ]
         return type(self)(prompt_tokens=both[0], output_tokens=both[1], found_tokens=both[2])
+
+    def last(self, share: float) -> Self:
+        """Return this share of the rows, the last to end."""
+        first = len(self) - round(share * len(self))
+        return type(self)(
+            prompt_tokens=self.prompt_tokens[first:],
+            output_tokens=self.output_tokens[first:],
+            found_tokens=self.found_tokens[first:],
+        )
 
     def _all_found(self) -> Ints:
         return self.found_tokens if len(self.found_tokens) else np.zeros_like(self.prompt_tokens)
@@ -167,14 +179,18 @@ def steady_step_tokens(rows: float, lengths: Lengths) -> float:
     return rows * (1 + lengths.prompts_per_output)
 
 
-def candidates(envelope: Envelope, lengths: Lengths) -> Sequence[StepLimits]:
-    """Return the limits to simulate, some 25, the default first. All differ."""
+def row_candidates(envelope: Envelope, lengths: Lengths) -> Sequence[StepLimits]:
+    """Return limits that differ in rows, in steps that hinder none of them; the default first. All differ."""
     fit = envelope.rows_that_fit(lengths)
     limits = [envelope.default]
     for share in _CANDIDATE_ROWS:
         rows = min(share * fit, envelope.ceiling.running_rows)
-        limits += [
-            envelope.limits(times * steady_step_tokens(rows, lengths), share * fit)
-            for times in _CANDIDATE_TOKENS
-        ]
+        limits.append(envelope.limits(_ENOUGH_TOKENS * steady_step_tokens(rows, lengths), rows))
     return [*dict.fromkeys(limits)]
+
+
+def token_candidates(envelope: Envelope, lengths: Lengths, running_rows: int) -> Sequence[StepLimits]:
+    """Return limits with so many rows that differ in the tokens of a step. All differ."""
+    rows = min(running_rows, envelope.rows_that_fit(lengths))
+    steady = steady_step_tokens(rows, lengths)
+    return [*dict.fromkeys(envelope.limits(times * steady, running_rows) for times in _CANDIDATE_TOKENS)]

@@ -1,8 +1,8 @@
 """Decide the limits of a running engine's steps: sweep, model, race, settled.
 
 The serving loop feeds the tuner about once a second with what its engines did, and gives them the limits that come
-back. The tuner reads no clock: seconds are those of the steps. It runs neither threads nor an engine, and each call
-simulates one candidate at most. Everything is decided on the table's own rows, each of which is computed once.
+back. The tuner reads no clock: seconds are those of the steps. It runs neither threads nor an engine, and a call takes
+about a tenth of a second at most. Everything is decided on the table's own rows, each of which is computed once.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.tuning.blocks import Block, BlockPlan
-from pipemax.tuning.prediction import predict_rate
+from pipemax.tuning.prediction import Prediction
 from pipemax.tuning.race import Rival
 from pipemax.tuning.race_run import RaceRun, planned_race
 from pipemax.tuning.rules import TuningRules, residence_s
@@ -23,14 +23,19 @@ from pipemax.tuning.table import (
     SWEEP_TOKENS,
     Envelope,
     Lengths,
-    candidates,
+    row_candidates,
     sweep_limits,
+    token_candidates,
 )
 from pipemax.tuning.tuned import Tuned
 
 _MAX_LENGTHS = 20_000
 _ROWS_TO_PREDICT = 64
-"""Rows that must have ended before their lengths stand for the table's."""
+_TURNS_TO_PREDICT = 3
+"""Rows that must have ended before their lengths stand for the table's, as a multiple of those that run: the first to
+end are the short ones."""
+_STEPS_A_CALL = 2000
+"""Steps simulated in a call: about a tenth of a second."""
 _CHECK_PAIRS = 2
 """Of a remembered tuning with the default."""
 
@@ -73,13 +78,16 @@ class Tuner:
         self._envelope, self._rules, self._num_replicas = envelope, rules or TuningRules(), num_replicas
         self._start = envelope.default if start is None else envelope.limits(*_pair(start.limits))
         self._lengths = Lengths()
-        self._seconds = 0.0
+        self._num_running = 0
+        self._seconds = self._spent_s = 0.0
         self._records: list[StepRecords] = []
         self._levels = [(rows, tokens) for rows in SWEEP_ROWS for tokens in SWEEP_TOKENS]
         self._limits = [self._start] * num_replicas
         self._block: Block | None = None
         self._fit: StepFit | None = None
         self._to_simulate: list[StepLimits] = []
+        self._prediction: Prediction | None = None
+        self._has_rows = False  # all candidates that differ in rows were simulated
         self._rates: dict[StepLimits, float] = {}
         self._run: RaceRun | None = None
         if self.costs is not None:
@@ -99,7 +107,10 @@ class Tuner:
             raise ValueError(f"records of {len(records)} replicas, but there are {self._num_replicas}")
         if self.tuned is not None:
             return self._limits
-        self._seconds += max(float(np.nansum(steps.seconds)) for steps in records)
+        passed_s = max(float(np.nansum(steps.seconds)) for steps in records)
+        self._seconds += passed_s
+        self._spent_s += 0.0 if self.stage is Stage.MODEL else passed_s
+        self._num_running = sum(int(steps.running[-1]) for steps in records if len(steps))
         self._lengths = self._lengths.joined(ended, max_rows=_MAX_LENGTHS)
         match self.stage:
             case Stage.SWEEP:
@@ -118,7 +129,7 @@ class Tuner:
         return () if self._run is None else self._run.faults
 
     def _budget_left_s(self, expected_s: float) -> float:
-        return self._rules.budget_left_s(self._seconds, expected_s)
+        return self._rules.budget_s(self._seconds + expected_s) - self._spent_s
 
     # The sweep.
 
@@ -144,11 +155,13 @@ class Tuner:
     # The model.
 
     def _model(self, expected_s: float) -> None:
-        if self._budget_left_s(expected_s) <= 0:
-            self._settle(self._start, why="too few rows ended to know their lengths")
-        elif self._fit is None:
-            if len(self._lengths) < _ROWS_TO_PREDICT:
+        if self._fit is None:
+            enough = max(_ROWS_TO_PREDICT, _TURNS_TO_PREDICT * self._num_running)
+            if len(self._lengths) < min(enough, _MAX_LENGTHS):
+                if self._seconds > self._rules.max_wait_share * (self._seconds + expected_s):
+                    self._settle(self._start, why="rows take too long to know their lengths")
                 return
+            self._lengths = self._lengths.last(2 / 3)
             steps = StepRecords.joined(self._records) if self._records else None
             per_output = self._lengths.prompts_per_output
             self._fit = None if steps is None else fit_steps(steps, prompts_per_output=per_output)
@@ -156,12 +169,27 @@ class Tuner:
                 self._settle(self._start, why="too few steps were made to know their times")
                 return
             self.costs, self._records = self._fit.costs, []
-            self._to_simulate = [*candidates(self._envelope, self._lengths)]
-        elif self._to_simulate:
-            limits = self._to_simulate.pop(0)
-            self._rates[limits] = predict_rate(self._fit, self._envelope, self._lengths, limits)
+            self._to_simulate = [*row_candidates(self._envelope, self._lengths)]
+        elif self._to_simulate or self._prediction is not None:
+            self._simulate(self._fit)
         else:
             self._choose_rivals(expected_s)
+
+    def _simulate(self, fit: StepFit) -> None:
+        """Go on with the simulation of a candidate: first of all that differ in rows, then of steps with the best."""
+        if self._prediction is None:
+            limits = self._to_simulate.pop(0)
+            self._prediction = Prediction(fit, self._envelope, self._lengths, limits)
+        rate = self._prediction.advance(_STEPS_A_CALL)
+        if rate is None:
+            return
+        self._rates[self._prediction.limits] = rate
+        self._prediction = None
+        if not self._to_simulate and not self._has_rows:
+            self._has_rows = True
+            best = max(self._rates, key=lambda limits: self._rates[limits])
+            others = token_candidates(self._envelope, self._lengths, best.running_rows)
+            self._to_simulate = [limits for limits in others if limits not in self._rates]
 
     def _predicted(self, limits: StepLimits) -> float | None:
         if limits not in self._rates:
@@ -172,13 +200,13 @@ class Tuner:
         rules, default = self._rules, self._envelope.default
         gains = {limits: float(self._predicted(limits) or 0.0) for limits in self._rates if limits != default}
         order = sorted(gains, key=lambda limits: gains[limits], reverse=True)
-        if not order or gains[order[0]] < rules.worth:
+        if not order or gains[order[0]] < rules.worth - rules.reach:
             self._settle(default, why=f"no other limits are within reach of {rules.worth:+.0%}")
             return
         best = order[0]
         rivals = list[StepLimits]()
         for limits in order:
-            is_near = gains[limits] >= max(gains[best] - rules.near_best, rules.worth / 2)
+            is_near = gains[limits] >= max(gains[best] - rules.near_best, rules.worth - rules.reach)
             if is_near and all(_differ(limits, other) for other in rivals) and len(rivals) < rules.max_rivals:
                 rivals.append(limits)
         pairs = self._budget_left_s(expected_s) / self._pair_s(rivals[0])

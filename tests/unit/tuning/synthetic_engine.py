@@ -9,7 +9,7 @@ import numpy as np
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.tuning.table import Envelope, Lengths
-from pipemax.tuning.tuner import Tuner
+from pipemax.tuning.tuner import Stage, Tuner
 
 DEFAULT = StepLimits(step_tokens=2048, running_rows=64)
 CEILING = StepLimits(step_tokens=4096, running_rows=256)
@@ -89,26 +89,30 @@ class SyntheticEngine:
         return records, Lengths(prompt_tokens=prompt_lengths, output_tokens=output_lengths)
 
 
-Spoil = Callable[[float, StepRecords], StepRecords]
+Spoil = Callable[[StepRecords], StepRecords]
 
 
 def drive(
-    tuner: Tuner, engines: list[SyntheticEngine], table_s: float, spoil: Spoil = lambda _, records: records
+    tuner: Tuner, engines: list[SyntheticEngine], table_s: float, spoil: Spoil = lambda records: records
 ) -> float:
-    """Run until the tuner settles; return the seconds of the table. ``spoil`` may change records at a time."""
+    """Run until the tuner settles; return the seconds in which it did not wait. ``spoil`` may change records."""
+    spent_s = 0.0
     for _ in range(3000):
         if tuner.tuned is not None:
-            break
+            return spent_s
+        before_s, is_waiting = max(engine.now_s for engine in engines), tuner.stage is Stage.MODEL
         parts = [engine.advance() for engine in engines]
         now_s = max(engine.now_s for engine in engines)
-        ended = parts[0][1]
-        records = [spoil(now_s, steps) for steps, _ in parts]
-        limits = tuner.observe(records, ended, expected_s=table_s - now_s)
+        spent_s += 0.0 if is_waiting else now_s - before_s
+        ended = Lengths()
+        for _, rows in parts:
+            ended = ended.joined(rows, max_rows=10**6)
+        limits = tuner.observe([spoil(steps) for steps, _ in parts], ended, expected_s=table_s - now_s)
         assert len(limits) == len(engines)
         for engine, one in zip(engines, limits, strict=True):
             engine.limits = one
             engine.seen.append(one)
-    return max(engine.now_s for engine in engines)
+    raise AssertionError("the tuner did not settle")
 
 
 def starved(records: StepRecords) -> StepRecords:

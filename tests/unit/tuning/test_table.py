@@ -5,7 +5,15 @@ import pytest
 
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_records import StepLimits
-from pipemax.tuning.table import Envelope, Lengths, candidates, ceiling_of, steady_step_tokens, sweep_limits
+from pipemax.tuning.table import (
+    Envelope,
+    Lengths,
+    ceiling_of,
+    row_candidates,
+    steady_step_tokens,
+    sweep_limits,
+    token_candidates,
+)
 from tests.unit.tuning.synthetic_engine import CEILING, DEFAULT, envelope
 
 
@@ -45,11 +53,13 @@ def test_limits_are_cut_to_what_the_engine_can_take() -> None:
     assert room.limits(100, 203) == StepLimits(step_tokens=200, running_rows=200)
 
 
-def test_candidates_differ_and_begin_with_the_default() -> None:
-    found = candidates(envelope(), lengths(320, 160))
-    assert found[0] == DEFAULT
-    assert len(set(found)) == len(found)
-    assert 15 <= len(found) <= 26
+def test_candidates_differ_in_rows_first_and_then_in_tokens() -> None:
+    by_rows = row_candidates(envelope(), lengths(320, 160))
+    assert by_rows[0] == DEFAULT
+    assert len({limits.running_rows for limits in by_rows}) == len(by_rows) == 7
+    by_tokens = token_candidates(envelope(), lengths(320, 160), 224)
+    assert {limits.running_rows for limits in by_tokens} == {224}
+    assert len({limits.step_tokens for limits in by_tokens}) == len(by_tokens) == 4
 
 
 def test_the_sweep_knows_nothing_of_lengths_at_first() -> None:
