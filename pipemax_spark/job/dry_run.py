@@ -12,7 +12,9 @@ from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.preparing import say_changed
 from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.report.findings import runs_of_spec
+from pipemax_spark.report.page_parts import duration
 from pipemax_spark.report.run_speed import RunSpeed, rate_factor, ratio_interval, speed_of_run
+from pipemax_spark.report.summary import counted
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.rows.annotated import holds_annotations
 from pipemax_spark.rows.checked import Checked
@@ -112,9 +114,9 @@ def _say_time(terminal: Terminal, speed: RunSpeed | None, to_do: int, price_per_
 
     def priced(seconds: float) -> str:
         cost = "" if price_per_hour is None else f", cost {seconds / 3600 * price_per_hour:,.2f}"
-        return f"{_duration(seconds)}{cost}"
+        return f"{duration(seconds)}{cost}"
 
-    engines = f"{speed.engines} engine{'' if speed.engines == 1 else 's'} as in run {speed.run_id}"
+    engines = f"{counted(speed.engines, 'engine')} as in run {speed.run_id}"
     seconds = to_do / speed.rows_per_s
     if speed.interval is None:
         terminal.say(
@@ -140,11 +142,4 @@ def _gain(finding: Finding, speed: RunSpeed | None, to_do: int) -> str:
         decode = 100 * (1 - speed.prefill_share)
         return f", no gain in rows/s: decode took {decode:.0f} % of the engines' time in run {speed.run_id}"
     saved_s = to_do / speed.rows_per_s * (1 - 1 / factor)
-    return f", about {factor:.1f} times the rows/s, {_duration(saved_s)} less"
-
-
-def _duration(seconds: float) -> str:
-    for unit, unit_s in (("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:,.1f} {unit}"
-    return f"{seconds:,.1f} s"
+    return f", about {factor:.1f} times the rows/s, {duration(saved_s)} less"

@@ -207,7 +207,7 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
             (
                 "Speed",
                 f"{summary.rows_per_s:,.1f} rows/s, {' '.join(token_rate(summary))}, over "
-                f"{summary.seconds:,.1f} s on {summary.engines} engine{'' if summary.engines == 1 else 's'}, from the "
+                f"{summary.seconds:,.1f} s on {counted(summary.engines, 'engine')}, from the "
                 f"start of the first chunk; {summary.working_rows_per_s:,.1f} rows/s at work",
             )
         )

@@ -1,5 +1,6 @@
 """Jobs through real Spark and Delta: every row exactly once, whatever ran before."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -31,9 +32,12 @@ def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(
 ) -> None:
     run = jobs()
     run.write_input([(i, f"word {i}") for i in range(300)])
-    summary = run.run(id_columns=("id",))
+    file = run.directory / "summary.json"
+    summary = run.run(id_columns=("id",), summary=str(file))
     assert summary is not None
     assert (summary.rows_in, summary.rows_out, summary.rows_error, summary.rows_skipped) == (300, 300, 0, 0)
+    told = json.loads(file.read_text())
+    assert (told["complete"], told["rows_left"], told["ended_by"]) == (True, 0, "done")
     rows = run.rows()
     assert sorted(row["id"] for row in rows) == list(range(300))
     assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}") for row in rows)
@@ -160,14 +164,14 @@ def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bound
 
     full, decoding, idle = recorded(5), recorded(5, prefill=0.01), recorded(0)
     assert (
-        "Time     about 5.0 minutes, cost 299.50 (95 %: 5.0 minutes, cost 299.50 to 5.0 minutes, cost 299.50)"
+        "Time     about 5 min 0 s, cost 299.50 (95 %: 5 min 0 s, cost 299.50 to 5 min 0 s, cost 299.50)"
         in full
     )
     assert f"on 1 engine as in run {record.name}, without their start" in full
     low, high = (int(bound.replace(",", "")) for bound in re.findall(r"95 %: ([\d,]+) to ([\d,]+)", full)[0])
     mean = int(re.findall(r"about ([\d,]+) in prompts", full)[0].replace(",", ""))
     assert low < mean < high
-    assert "Time     at most 5.0 minutes, cost 299.50 on 1 engine" in idle
+    assert "Time     at most 5 min 0 s, cost 299.50 on 1 engine" in idle
     assert "which were full for 0 s only" in idle
     order = "Cache    {kind} before {text}, and --group-by-prefix: "
     share = r"\d\d % of prompt tokens from the cache instead of \d %"
