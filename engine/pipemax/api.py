@@ -93,6 +93,10 @@ class OfflineEngine:
         """See ``Engine.most_limits``."""
         return self._engine.most_limits()
 
+    def limits(self) -> list[StepLimits]:
+        """See ``Engine.limits``."""
+        return self._engine.limits()
+
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
         """See ``Engine.set_limits``."""
         self._engine.set_limits(limits)

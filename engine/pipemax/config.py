@@ -145,12 +145,14 @@ class EngineConfig(BaseModel):
     max_num_seqs: int | None = Field(
         None,
         ge=1,
-        description="Maximum requests in one step; default: vLLM's for offline batches on the device.",
+        description="Maximum requests in one step; default: vLLM's for offline batches on the device, and on GPUs "
+        "under stock vLLM room for as many sampled rows as the KV cache holds.",
     )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum tokens in one step; default: vLLM's for offline batches on the device.",
+        description="Maximum tokens in one step; default: vLLM's for offline batches on the device, and on GPUs under "
+        "stock vLLM room for twice that where the sampled prompts outweigh the outputs.",
     )
     block_size: int | None = Field(
         None, ge=1, description="Tokens in one KV block; default: vLLM's for the device."

@@ -55,10 +55,14 @@ class Engine(Protocol):
         """
 
     def most_limits(self) -> list[StepLimits]:
-        """Return the limits of steps that each replica began with, an engine without replicas counting as one.
+        """Return the limits that each replica was started for, which none may exceed.
 
-        Empty for an engine whose limits are fixed, as those of PipeMax and of pooling tasks are.
+        An engine without replicas counts as one. Empty for an engine whose limits are fixed, as those of PipeMax and
+        of pooling tasks are.
         """
+
+    def limits(self) -> list[StepLimits]:
+        """Return the present limits of each replica: those of ``set_limits``, at first vLLM's default or the user's."""
 
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
         """Have each replica schedule by its entry from one of its next steps on, and after it was started again.

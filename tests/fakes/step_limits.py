@@ -15,6 +15,9 @@ class FakeLimits:
     def most_limits(self) -> list[StepLimits]:
         return self._most
 
+    def limits(self) -> list[StepLimits]:
+        return self._limits
+
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
         check_limits(limits, self._most)
         self._limits = [*limits]

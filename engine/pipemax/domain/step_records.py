@@ -40,17 +40,17 @@ class StepLimits:
 
 
 def check_limits(limits: Sequence[StepLimits], most: Sequence[StepLimits]) -> None:
-    """Raise ``ValueError`` unless there are limits for each replica, none above the ``most`` that it began with.
+    """Raise ``ValueError`` unless there are limits for each replica, none above the ``most`` it was started for.
 
     ``most`` is empty for an engine whose limits are fixed.
     """
     if not most:
-        raise ValueError("this engine runs with the limits that it began with; they cannot change")
+        raise ValueError("the limits of this engine's steps are those of its start; they cannot change")
     if len(limits) != len(most):
         raise ValueError(f"{len(limits)} limits were given, and the engine has {len(most)} replicas")
     for number, (wanted, ceiling) in enumerate(zip(limits, most, strict=True), 1):
         if wanted.within(ceiling) != wanted:
-            raise ValueError(f"replica {number}: {wanted} is above what it began with, {ceiling}")
+            raise ValueError(f"replica {number}: {wanted} is above what it was started for, {ceiling}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

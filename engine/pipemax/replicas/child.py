@@ -113,7 +113,8 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
         _send(connection, Failed(reason=f"the engine did not start: {error!r}"))
         return 1
     replica = _Replica(connection, engine)
-    _send(connection, Started(policy=policy, most_limits=next(iter(engine.most_limits()), None)))
+    most, limits = (next(iter(of_all), None) for of_all in (engine.most_limits(), engine.limits()))
+    _send(connection, Started(policy=policy, most_limits=most, limits=limits))
     return replica.run(lines)
 
 

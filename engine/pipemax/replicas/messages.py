@@ -92,7 +92,9 @@ class Started:
     policy: dict[str, Any] = field(default_factory=dict)
     """Its ``PolicyChoice`` as plain values."""
     most_limits: StepLimits | None = None
-    """None if its limits are fixed."""
+    """What it was started for; None if its limits are fixed."""
+    limits: StepLimits | None = None
+    """With which it begins."""
     kind: Literal["started"] = "started"
 
 

@@ -61,12 +61,12 @@ class Replica:
     """It has said that its start checks and measures nothing that others need."""
     policy: dict[str, Any] = field(default_factory=dict)
     most_limits: StepLimits | None = None
-    """The limits of steps that it began with; None if they are fixed, or it was never up."""
+    """The limits of steps that it was started for; None if they are fixed, or it was never up."""
+    limits: StepLimits | None = None
+    """Those that it was sent, at first those with which it began."""
     rows_done: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    _limits: StepLimits | None = None
-    """Those that it was sent, if any were."""
     _records: StepRecords = field(default_factory=StepRecords.none)
     _report: Report | None = None
     _carried: dict[str, float] = field(default_factory=dict)
@@ -88,12 +88,14 @@ class Replica:
         """Note that it can take rows, and tell it what the others were told before."""
         self.state, self.policy, self.most_limits = ReplicaState.UP, started.policy, started.most_limits
         self.send(InputOpen(is_open=input_open))
-        if self._limits is not None:
-            self.set_limits(self._limits)
+        if self.limits is None:
+            self.limits = started.limits
+        else:
+            self.set_limits(self.limits)
 
     def set_limits(self, limits: StepLimits) -> None:
         """Have it schedule by these limits, as soon as it is up; none above those of its latest start."""
-        self._limits = limits
+        self.limits = limits
         if self.is_up and self.most_limits is not None:
             self.send(SetLimits(limits=limits.within(self.most_limits)))
 

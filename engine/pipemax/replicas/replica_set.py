@@ -115,6 +115,11 @@ class ReplicaSet:
             most = [r.most_limits for r in self._replicas.values() if r.most_limits is not None]
             return most if len(most) == len(self._replicas) else []
 
+    def limits(self) -> list[StepLimits]:
+        """See ``Engine.limits``."""
+        with self._lock:
+            return [r.limits for r in self._replicas.values() if r.limits is not None]
+
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
         """See ``Engine.set_limits``."""
         check_limits(limits, self.most_limits())

@@ -244,7 +244,9 @@ def test_each_replica_has_limits_of_its_own_also_after_it_was_replaced() -> None
         assert run_by_limits(engine, [(2048, 64), (8192, 16)])
         with pytest.raises(ValueError, match="1 limits were given, and the engine has 2 replicas"):
             engine.set_limits([StepLimits(step_tokens=1, running_rows=1)])
-        with pytest.raises(ValueError, match=r"replica 2: .*running_rows=65.* is above what it began with"):
+        with pytest.raises(
+            ValueError, match=r"replica 2: .*running_rows=65.* is above what it was started for"
+        ):
             engine.set_limits(
                 [StepLimits(step_tokens=1, running_rows=1), StepLimits(step_tokens=1, running_rows=65)]
             )

@@ -12,19 +12,29 @@ from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
 class LiveLimits:
     """Speaks with a tunable scheduler; of an engine without one it says that its limits are fixed."""
 
-    def __init__(self, engine: LLMEngine, vllm_config: VllmConfig) -> None:
-        """Ask the scheduler for the limits that it began with. Call this before the engine's thread begins."""
+    def __init__(self, engine: LLMEngine, vllm_config: VllmConfig, *, begin: StepLimits | None) -> None:
+        """Ask the scheduler for its largest limits, and have it begin with those given, as far as they are below.
+
+        Call this before the engine's thread begins.
+        """
         self._engine = engine
         self.most = [most_limits(engine)] if has_tunable_scheduler(vllm_config) else []
+        """One entry, or none for limits that are fixed."""
+        self.present = self.most
+        """Those that were set last."""
+        if self.most and begin is not None:
+            self.present = [begin.within(self.most[0])]
+            self.set(self.present[0])
         self._lock = threading.Lock()
         self._records = StepRecords.none()
         self._is_asked = False
 
     # -- any thread -------------------------------------------------------------------------------------------
 
-    def check(self, limits: Sequence[StepLimits]) -> None:
-        """Raise ``ValueError`` for limits that ``Engine.set_limits`` does not take."""
+    def choose(self, limits: Sequence[StepLimits]) -> None:
+        """Note the limits that ``set`` will send. ``ValueError`` for those that ``Engine.set_limits`` does not take."""
         check_limits(limits, self.most)
+        self.present = [*limits]
 
     def take(self) -> list[StepRecords]:
         """Return the records that have come from the scheduler since the last call."""

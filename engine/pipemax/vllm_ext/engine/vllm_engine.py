@@ -40,6 +40,7 @@ from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.known_check import NodeCheck
 from pipemax.vllm_ext.launch.start import RunningVllm
+from pipemax.vllm_ext.launch.start_envelope import limits_at_start
 from pipemax.vllm_ext.launch.structured_outputs import structured_outputs
 from pipemax.vllm_ext.node_check.run import check_at_start
 from pipemax.vllm_ext.seam.vllm_types import (
@@ -98,7 +99,7 @@ class VllmEngine:
         try:
             self.measured = self._measure(config)
             self._prepare(config)
-            self._limits = LiveLimits(self._engine, vllm_config)
+            self._limits = LiveLimits(self._engine, vllm_config, begin=limits_at_start(config))
         except EngineStartError:  # it failed the check, and says why
             self._vllm.close()
             raise
@@ -230,8 +231,11 @@ class VllmEngine:
     def most_limits(self) -> list[StepLimits]:
         return self._limits.most
 
+    def limits(self) -> list[StepLimits]:
+        return self._limits.present
+
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
-        self._limits.check(limits)
+        self._limits.choose(limits)
         self._commands.put(_Call(partial(self._limits.set, limits[0])))
 
     def take_step_records(self) -> list[StepRecords]:

@@ -1,6 +1,8 @@
 """Start vLLM's engine, and keep what its processes record of their failures for as long as it runs."""
 
+import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -9,6 +11,7 @@ from pipemax.domain.errors import EngineStartError
 from pipemax.node.failure_records import FailureRecords
 from pipemax.node.repeated_sigterm import sigterm_repeated
 from pipemax.vllm_ext.launch.failure_causes import cause_of
+from pipemax.vllm_ext.launch.start_envelope import with_fitting_rows
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.seam.core_client import core_exit_code, core_processes, end_core, watch_core
 from pipemax.vllm_ext.seam.executor import WORKERS_END_S, make_engine
@@ -17,6 +20,16 @@ from pipemax.vllm_ext.seam.vllm_types import LLMEngine, StatLoggerFactory, VllmC
 
 _ENGINE_ENDS_S = WORKERS_END_S + 20.0
 """How long vLLM's core may take to end its workers and itself, before it is killed with them."""
+
+
+log = logging.getLogger(__name__)
+
+Load = Callable[[EngineConfig, list[StatLoggerFactory] | None], tuple[VllmConfig, LLMEngine]]
+
+
+def _load(config: EngineConfig, stat_loggers: list[StatLoggerFactory] | None) -> tuple[VllmConfig, LLMEngine]:
+    vllm_config = make_vllm_config(config)
+    return vllm_config, make_engine(vllm_config, stat_loggers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +47,29 @@ class RunningVllm:
         config: EngineConfig,
         *,
         stat_loggers: list[StatLoggerFactory] | None = None,
+        load: Load | None = None,
     ) -> Self:
-        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change."""
+        """Block until the model is loaded. ``EngineStartError`` says why it could not be, and what to change.
+
+        An engine with more rows in a step than vLLM has Mamba blocks is started once more, with as many rows.
+        ``load`` makes the engine; by default vLLM's.
+        """
+        load = load or _load
+        try:
+            return cls._start(config, stat_loggers, load)
+        except EngineStartError as error:
+            fewer = with_fitting_rows(config, str(error))
+            if fewer is None:
+                raise
+            log.warning("starting once more, with max_num_seqs %d: %s", fewer.max_num_seqs, error)
+        return cls._start(fewer, stat_loggers, load)
+
+    @classmethod
+    def _start(cls, config: EngineConfig, stat_loggers: list[StatLoggerFactory] | None, load: Load) -> Self:
         failures = FailureRecords()
         try:
             with launch_environment(config, failures=failures.path), begun_by_us():
-                vllm_config = make_vllm_config(config)
-                engine = make_engine(vllm_config, stat_loggers)
+                vllm_config, engine = load(config, stat_loggers)
         except Exception as error:  # vLLM's start-up raises errors of any type, of any module
             cause = cause_of(error, failures.read())
             failures.close()

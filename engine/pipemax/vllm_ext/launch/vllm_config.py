@@ -31,6 +31,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     windowed_capacity,
 )
 from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
+from pipemax.vllm_ext.launch.start_envelope import envelope_arguments, start_envelope
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.launch.tunable_scheduler import fit_tunable_scheduler
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
@@ -267,6 +268,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         # Rows have no video and no sound, and images seldom come twice: each cache would take 4 GiB of host memory.
         values["limit_mm_per_prompt"] = {"image": config.images.max_per_row, "video": 0, "audio": 0}
         values["mm_processor_cache_gb"] = 0
+        values |= envelope_arguments(config, start_envelope(config))
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "reasoning_parser"):
         if (value := getattr(config, name)) is not None:
             values[name] = value

@@ -1,7 +1,7 @@
 """What we rely on of vLLM that vLLM does not promise: methods with their parameters, and attributes.
 
 ``METHODS`` and ``ATTRIBUTES`` are what policy pipemax needs, ``TUNABLE_METHODS`` and ``TUNABLE_ATTRIBUTES`` what stock
-vLLM's limits need to change while it runs.
+vLLM needs for limits by formula that change while it runs.
 
 A method is listed if a class of ours overrides it, a patch replaces it, or code of ours calls it although it is
 private. Of an overridden method the parameters must be those that ours has, so each line gives them; where versions
@@ -184,6 +184,9 @@ TUNABLE_METHODS: dict[str, str] = {
         has_unfinished_requests(self)
         update_from_output(self, scheduler_output, model_runner_output)
     """,
+    "vllm.engine.arg_utils.EngineArgs": """
+        get_batch_defaults(cls, world_size)
+    """,
 }
 TUNABLE_ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.sched.scheduler.Scheduler": """
@@ -198,5 +201,6 @@ TUNABLE_ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.sched.output.CachedRequestData": """
         num_computed_tokens num_output_tokens req_ids resumed_req_ids
     """,
+    "vllm.engine.arg_utils.EngineArgs": "cudagraph_capture_sizes",
     "vllm.config.scheduler.SchedulerConfig": "disable_chunked_mm_input enable_chunked_prefill scheduler_cls",
 }
