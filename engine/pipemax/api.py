@@ -12,7 +12,7 @@ from typing import Self
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
-from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts
 from pipemax.engine import Engine, EngineStats
 from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.node.gpus import engine_gpus
@@ -104,6 +104,10 @@ class OfflineEngine:
     def take_step_records(self) -> list[StepRecords]:
         """See ``Engine.take_step_records``."""
         return self._engine.take_step_records()
+
+    def tuning_facts(self) -> TuningFacts | None:
+        """See ``Engine.tuning_facts``."""
+        return self._engine.tuning_facts()
 
     def stats(self) -> EngineStats:
         """See ``Engine.stats``."""

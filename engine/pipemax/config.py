@@ -209,6 +209,11 @@ class EngineConfig(BaseModel):
         description="policy pipemax and auto: at an engine's first start on a machine, check its copies byte for "
         "byte, and that poison under its prefetches changes no token; do not run PipeMax there if it does.",
     )
+    tune: bool = Field(
+        True,
+        description="Stock vLLM: find the size of steps and the number of running rows that are the fastest on the "
+        "table's own rows, while it is answered; max_num_seqs and max_num_batched_tokens are the ceilings.",
+    )
     row_lengths: RowLengths | None = Field(
         None, description="policy auto: lengths of the rows; default: a sample that the job draws."
     )

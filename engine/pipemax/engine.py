@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts
 from pipemax.generation import Completion, GenerationRequest
 
 
@@ -77,6 +77,9 @@ class Engine(Protocol):
 
         Call this about once a second: a call also asks for the steps that the next one returns.
         """
+
+    def tuning_facts(self) -> TuningFacts | None:
+        """Return what a tuner must know, each replica being alike; None for an engine whose limits are fixed."""
 
     def stats(self) -> EngineStats: ...
 

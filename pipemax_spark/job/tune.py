@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_VLLM_SETTINGS: tuple[tuple[str, Any], ...] = (
-    ("quantization", "fp8"),
-    ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}),
-)
+_LOSSY = (("kv_cache_dtype", "fp8"), ("quantization", "fp8"))
+_SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 _REASON_CHARS = 160
 _Z_95 = 1.959964
 """The normal distribution's quantile for an interval at 95 %."""
@@ -86,12 +84,13 @@ def run_tuning(spark: "SparkSession", options: TrialOptions, terminal: Terminal)
 
 def variants(engine: Mapping[str, Any]) -> Iterator[Variant]:
     """Yield the engine's config with each setting that it does not have: FP8 KV, FP8 weights, n-gram speculation."""
-    if "kv_cache_dtype" not in engine:
-        yield Variant("kv_cache_dtype: fp8", {**engine, "kv_cache_dtype": "fp8"})
     of_vllm = engine.get("vllm") or {}
-    for name, value in _VLLM_SETTINGS:
-        if name not in of_vllm:
-            yield Variant(f"vllm: {{{name}: {_flow(value)}}}", {**engine, "vllm": {**of_vllm, name: value}})
+    for name, value in _LOSSY:
+        if name not in engine and name not in of_vllm:
+            yield Variant(f"{name}: {value}", {**engine, name: value})
+    if "speculative_config" not in of_vllm:
+        line = f"vllm: {{speculative_config: {_flow(_SPECULATION)}}}"
+        yield Variant(line, {**engine, "vllm": {**of_vllm, "speculative_config": _SPECULATION}})
 
 
 def table(base: Answered, again: Answered, results: Sequence[tuple[str, Answered | str]]) -> list[str]:

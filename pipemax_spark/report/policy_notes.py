@@ -33,6 +33,8 @@ class PolicyNotes:
         self.choices: list[dict[str, Any]] = []
         """The different choices, in the order in which they came: ``chosen``, ``reason``,
         ``predicted_tokens_per_s``, ``inputs``, ``layout``."""
+        self.tunings: list[str] = []
+        """What the tunings of engines came to, in the same order."""
 
     def look(self) -> None:
         for server in self._collector.servers():
@@ -46,3 +48,7 @@ class PolicyNotes:
                 if layout := server.policy.get("layout"):
                     self._terminal.say("Layout", layout)
                     self._tracker.tag({"layout": layout})
+            if is_ours and server.tuning and server.tuning not in self.tunings:
+                self.tunings.append(server.tuning)
+                self._terminal.say("Tuned", server.tuning.removeprefix("Tuned: "))
+                self._tracker.tag({"tuning": server.tuning})

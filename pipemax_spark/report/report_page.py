@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
-from typing import Any
 
 from pipemax_spark.report.charts import histogram
 from pipemax_spark.report.distributions import Choices, Distributions, Lengths
@@ -278,7 +277,7 @@ def _engines(summary: Summary, charts: Mapping[str, str]) -> str:
             token_rate(summary),
         ]
     )
-    return f"<h2>Where the engines' time went</h2>{rates}{account}{_policies(summary.policies)}{drawn}"
+    return f"<h2>Where the engines' time went</h2>{rates}{account}{_policies(summary)}{drawn}"
 
 
 def _time_account(account: Mapping[str, float]) -> str:
@@ -305,6 +304,7 @@ def _time_account(account: Mapping[str, float]) -> str:
     return f"<div class='bar'>{''.join(bar)}</div><table>{head}{''.join(rows)}</table>{advice}"
 
 
-def _policies(policies: Sequence[Mapping[str, Any]]) -> str:
-    named = [(str(policy.get("chosen", "")), str(policy.get("reason", ""))) for policy in policies]
+def _policies(summary: Summary) -> str:
+    named = [(str(policy.get("chosen", "")), str(policy.get("reason", ""))) for policy in summary.policies]
+    named += [("tuned", line.removeprefix("Tuned: ")) for line in summary.tunings]
     return f"<h3>Policy</h3>{facts(named)}" if named else ""

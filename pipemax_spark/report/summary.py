@@ -77,6 +77,8 @@ class Summary:
     policies: Sequence[Mapping[str, Any]] = ()
     """The engines' policies, with an entry for each different choice: ``chosen``, ``reason``,
     ``predicted_tokens_per_s`` by policy, ``inputs``."""
+    tunings: Sequence[str] = ()
+    """What the tunings of engines came to, a line each."""
     time_account_s: dict[str, float] = field(default_factory=dict)
     """Where the engines' time went: part → seconds over all engines, which add up to ``seconds`` for each."""
     replicas: Sequence[Mapping[str, Any]] = ()

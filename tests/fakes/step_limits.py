@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipemax.domain.step_records import StepLimits, StepRecords, check_limits
+from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, check_limits
 
 
 class FakeLimits:
@@ -21,6 +21,9 @@ class FakeLimits:
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
         check_limits(limits, self._most)
         self._limits = [*limits]
+
+    def tuning_facts(self) -> TuningFacts | None:
+        return None
 
     def take_step_records(self) -> list[StepRecords]:
         """Return one step, as full as the limits allow."""

@@ -43,8 +43,7 @@ def tuned(spark: Any, tmp_path: Path, **changes: Any) -> str:
 
 def test_a_setting_is_measured_between_two_engines_without_it(spark: Any, tmp_path: Path) -> None:
     python = write_engine_python(tmp_path / "python")
-    engine = fake_config() | {"kv_cache_dtype": "auto"}
-    engine["vllm"] |= {"quantization": "fp8"}
+    engine = fake_config() | {"kv_cache_dtype": "auto", "quantization": "gptq"}
     printed = tuned(spark, tmp_path, engine=engine, engine_python=python)
     assert printed.count("Engine   loaded") == 3
     assert re.search(

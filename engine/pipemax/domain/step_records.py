@@ -53,6 +53,17 @@ def check_limits(limits: Sequence[StepLimits], most: Sequence[StepLimits]) -> No
             raise ValueError(f"replica {number}: {wanted} is above what it was started for, {ceiling}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningFacts:
+    """What a tuner must know of an engine, beside its limits."""
+
+    kv_blocks: int
+    """Blocks of its KV cache, of one replica."""
+    block_tokens: int
+    kept_in: str
+    """The file that keeps the tunings of engines like it: this model, GPU, layout and version of vLLM."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecords:
     """Successive steps of an engine that computed anything, oldest first: arrays of shape (steps,)."""

@@ -114,7 +114,8 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
         return 1
     replica = _Replica(connection, engine)
     most, limits = (next(iter(of_all), None) for of_all in (engine.most_limits(), engine.limits()))
-    _send(connection, Started(policy=policy, most_limits=most, limits=limits))
+    facts = engine.tuning_facts()
+    _send(connection, Started(policy=policy, most_limits=most, limits=limits, tuning=facts))
     return replica.run(lines)
 
 

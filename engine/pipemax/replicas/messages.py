@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from pipemax.domain.step_records import StepLimits
+from pipemax.domain.step_records import StepLimits, TuningFacts
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest
 
@@ -95,6 +95,8 @@ class Started:
     """What it was started for; None if its limits are fixed."""
     limits: StepLimits | None = None
     """With which it begins."""
+    tuning: TuningFacts | None = None
+    """None if its limits are fixed."""
     kind: Literal["started"] = "started"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pipemax.domain.step_records import MOST_STEPS, StepLimits, StepRecords
+from pipemax.domain.step_records import MOST_STEPS, StepLimits, StepRecords, TuningFacts
 from pipemax.engine import EngineStats
 from pipemax.generation import GenerationRequest
 from pipemax.replicas.division import Share
@@ -64,6 +64,7 @@ class Replica:
     """The limits of steps that it was started for; None if they are fixed, or it was never up."""
     limits: StepLimits | None = None
     """Those that it was sent, at first those with which it began."""
+    tuning: TuningFacts | None = None
     rows_done: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -87,6 +88,7 @@ class Replica:
     def note_started(self, started: Started, *, input_open: bool) -> None:
         """Note that it can take rows, and tell it what the others were told before."""
         self.state, self.policy, self.most_limits = ReplicaState.UP, started.policy, started.most_limits
+        self.tuning = started.tuning
         self.send(InputOpen(is_open=input_open))
         if self.limits is None:
             self.limits = started.limits

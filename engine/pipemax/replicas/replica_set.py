@@ -16,7 +16,7 @@ from typing import Any
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
-from pipemax.domain.step_records import StepLimits, StepRecords, check_limits
+from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, check_limits
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest
 from pipemax.policy.compare import ChosenPolicy, PolicyChoice
@@ -132,6 +132,13 @@ class ReplicaSet:
         most = self.most_limits()
         with self._lock:
             return [replica.take_step_records() for replica in self._replicas.values()] if most else []
+
+    def tuning_facts(self) -> TuningFacts | None:
+        """See ``Engine.tuning_facts``."""
+        with self._lock:
+            return next(
+                (replica.tuning for replica in self._replicas.values() if replica.tuning is not None), None
+            )
 
     def admission_credit_tokens(self) -> int:
         """Return what all replicas that are up can take together; see ``Engine.admission_credit_tokens``."""

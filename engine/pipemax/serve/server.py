@@ -181,6 +181,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             open_sessions=self._sessions.num_open,
             window_rows=self._window.rows if stats.state == "ready" else 0,
             engine_metrics={**stats.engine_metrics, **learned},
+            tuning=self._sessions.tuning.note,
             jobs=jobs,
         )
 

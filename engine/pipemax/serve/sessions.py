@@ -14,6 +14,7 @@ from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.length_relation import LengthRelation
+from pipemax.serve.flow.live_tuning import LiveTuning
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.flow.pacing import Pacer
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, HURRIED_CLOSE_S, Exit, Lifecycle
@@ -50,6 +51,8 @@ class EngineSessions:
         self._inputs = inputs
         self.lengths = LengthRelation()
         """What the rows that have ended tell of prompts and answers."""
+        self.tuning = LiveTuning(inputs)
+        """The tuning of the engine's limits."""
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._open: dict[int, OpenSession] = {}  # by the session's number
@@ -118,12 +121,14 @@ class EngineSessions:
             engine.set_input_open(input_state[1])
             self._known_input = input_state
         self._turns.release(engine)
+        self.tuning.see(engine, config)
 
     def rows_ended(self, completions: Sequence[Completion]) -> None:
         """Take rows that have ended, in the order of ``Engine.poll``."""
         self._turns.record_ends(completions)
         self._pacer.learn(completions)
         self.lengths.observe(completions)
+        self.tuning.learn(completions)
         self.deliver(completions)
 
     def engine_died(self, suspects: Collection[str] | None = None) -> None:

@@ -85,6 +85,8 @@ class ServerStats(Message):
     policy: dict[str, Any] = field(default_factory=dict)
     """The engine's policy, and why: ``chosen``, ``reason``, ``predicted_tokens_per_s`` and ``inputs``; empty while
     there is no engine."""
+    tuning: str = ""
+    """What the tuning of the engine's limits came to, in one line; empty until then, and where there is none."""
     replicas: list[dict[str, Any]] = field(default_factory=list)
     """Each replica's figures by name (``state``, ``restarts``, ``rows_done``, ``completion_tokens``, …) since its first
     start; empty for an engine without replicas. The figures above are then those of all together."""

@@ -28,9 +28,7 @@ def test_rates_equal_answers_and_reasons_stand_behind_the_lines_of_a_config() ->
     base = answered(["a", "b", "c", "d", None], seconds=10.0)
     faster = answered(["a", "b", "x", "d", "e"], seconds=5.0)
     again = answered(["a", "b", "c", "d", None], seconds=8.0)
-    lines = table(
-        base, again, [("kv_cache_dtype: fp8", faster), ("vllm: {quantization: fp8}", "no such GPU")]
-    )
+    lines = table(base, again, [("kv_cache_dtype: fp8", faster), ("quantization: fp8", "no such GPU")])
     by_name = {line.split("  ")[0]: line.split() for line in lines[1:-1]}
     assert by_name["(none)"][1:] == ["0.5"]
     assert by_name["kv_cache_dtype: fp8"][2:] == ["1.0", "2.00", "75.0%", "(30.1%", "to", "95.4%)", "of", "4"]

@@ -70,11 +70,26 @@ class InputWatch:
         ``None`` if that bounds nothing: there is no other engine, or a job has not said how many rows it has left.
         """
         with self._lock:
-            jobs = set(self._streams.values())
-            outlooks = [self._outlooks.get(job_id) for job_id in jobs]
-            if not jobs or any(outlook is None or outlook.engines < 2 for outlook in outlooks):
+            outlooks = [self._outlooks.get(job_id) for job_id in set(self._streams.values())]
+            if any(outlook is None or outlook.engines < 2 for outlook in outlooks):
                 return None
-            return sum(max(0, self._shares[job_id] - self._received(job_id)) for job_id in jobs)
+            return self._share_left()
+
+    def share_left(self) -> int | None:
+        """Return the same with other engines or without; ``None`` if a job has not said how many rows it has left."""
+        with self._lock:
+            return self._share_left()
+
+    def jobs(self) -> frozenset[str]:
+        """Return the jobs whose input is open."""
+        with self._lock:
+            return frozenset(self._streams.values())
+
+    def _share_left(self) -> int | None:
+        jobs = set(self._streams.values())
+        if not jobs or not jobs <= self._shares.keys():
+            return None
+        return sum(max(0, self._shares[job_id] - self._received(job_id)) for job_id in jobs)
 
     def _forget_others(self) -> None:
         wanted = {*self._streams.values(), self._closed_job}

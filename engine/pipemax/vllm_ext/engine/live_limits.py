@@ -3,10 +3,23 @@
 import threading
 from collections.abc import Sequence
 
-from pipemax.domain.step_records import MOST_STEPS, StepLimits, StepRecords, check_limits
+from pipemax.config import EngineConfig
+from pipemax.domain.step_records import MOST_STEPS, StepLimits, StepRecords, TuningFacts, check_limits
+from pipemax.tuning.remembered import TUNINGS
 from pipemax.vllm_ext.core_calls import ask_step_records, most_limits, set_limits
+from pipemax.vllm_ext.launch.known_calibration import cache_file, engine_facts
 from pipemax.vllm_ext.launch.tunable_scheduler import has_tunable_scheduler
 from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
+
+
+def tuning_facts(config: EngineConfig, vllm_config: VllmConfig) -> TuningFacts:
+    """Return what a tuner must know of an engine that has started, so that its KV blocks are known."""
+    cache = vllm_config.cache_config
+    return TuningFacts(
+        kv_blocks=cache.num_gpu_blocks or 1,
+        block_tokens=cache.block_size,
+        kept_in=str(cache_file(TUNINGS, config.model, engine_facts(config, vllm_config), suffix=".yaml")),
+    )
 
 
 class LiveLimits:

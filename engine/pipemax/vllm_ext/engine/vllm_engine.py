@@ -22,7 +22,7 @@ from pipemax.checkpoint.special_tokens import SpecialTokens
 from pipemax.config import ChatMode, EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.plan import Batching
-from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest, RequestError
 from pipemax.node.gpu_faults import is_gpu_fault
@@ -30,7 +30,7 @@ from pipemax.sim.measured_engine import MeasuredEngine
 from pipemax.vllm_ext.calibration.measure import calibrate_at_start
 from pipemax.vllm_ext.core_calls import set_input_open, use_batching
 from pipemax.vllm_ext.engine.admission import AdmissionBook
-from pipemax.vllm_ext.engine.live_limits import LiveLimits
+from pipemax.vllm_ext.engine.live_limits import LiveLimits, tuning_facts
 from pipemax.vllm_ext.engine.row_encoder import RowEncoder, core_prompt
 from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
@@ -88,6 +88,7 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Block until the model is loaded. ``EngineStartError`` says why it could not be."""
+        self._config = config
         self._ledger = EngineLedger(time=TimeAccount(time.monotonic()))
         self._vllm = RunningVllm.start(
             config, stat_loggers=[lambda vllm_config, engine_index: StatLogger(self._ledger)]
@@ -242,6 +243,9 @@ class VllmEngine:
         if self._limits.most:
             self._commands.put(_Call(self._limits.ask))
         return self._limits.take()
+
+    def tuning_facts(self) -> TuningFacts | None:
+        return tuning_facts(self._config, self._vllm.vllm_config) if self._limits.most else None
 
     def admission_credit_tokens(self) -> int:
         return self._admission.credit_tokens()

@@ -44,7 +44,7 @@ def start_envelope(
 ) -> Envelope | None:
     """Return what an engine of stock vLLM is started for; ``None`` if that is left to vLLM."""
     arguments, lengths, gpus = config.vllm_arguments, config.row_lengths, engine_gpus(os.environ)
-    if current_platform.is_cpu() or config.is_pooling or lengths is None or not gpus:
+    if current_platform.is_cpu() or config.is_pooling or lengths is None or not gpus or not config.tune:
         return None
     if installed_lacks_for_tuning() or any(arguments.get(name) is not None for name in _DECIDED_BY_USER):
         return None  # vLLM would run with the largest limits all the time

@@ -1,0 +1,171 @@
+"""Tune the limits of a running engine on the rows that it answers.
+
+About once a second, what its steps and rows were like goes to ``pipemax.tuning``, and the limits that come back go to
+the engine. Only stock vLLM's limits can change while it runs, and only a job whose driver says how many rows are left
+is tuned: a tuning takes its time from a table that is long enough.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pipemax.api import Completion, Engine
+from pipemax.config import EngineConfig
+from pipemax.domain.specs import KvCapacity
+from pipemax.domain.step_records import StepLimits, TuningFacts
+from pipemax.tuning.remembered import Entry, TableKind, keep_entry, kind_of, load_entries, nearest_entry
+from pipemax.tuning.rules import TuningRules
+from pipemax.tuning.step_fit import WorkCosts
+from pipemax.tuning.table import Envelope, Lengths
+from pipemax.tuning.tuned import Tuned
+from pipemax.tuning.tuner import Start, Tuner
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+_ROWS_TO_KNOW_THE_KIND = 64
+_LEAST_STEP_TOKENS = 64
+
+
+class Inputs(Protocol):
+    """What a tuning asks of the open streams."""
+
+    def jobs(self) -> frozenset[str]:
+        """Return the jobs that send rows."""
+
+    def share_left(self) -> int | None:
+        """Return how many more rows of theirs the engine should get; None if a driver has not said it."""
+
+
+class LiveTuning:
+    """The tuning of the engine that runs now, for its present jobs. Called on the engine's thread, but for ``note``."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        clock: Callable[[], float] = time.monotonic,
+        rules: TuningRules | None = None,
+    ) -> None:
+        self._inputs = inputs
+        self._clock = clock
+        self._rules = rules or TuningRules()
+        self.note = ""
+        """What the last tuning came to, in one line; empty until it has ended, and where there is none."""
+        self._engine: Engine | None = None
+        self._first_limits: list[StepLimits] = []
+        self._jobs: frozenset[str] = frozenset()
+        self._tuning: _Tuning | None = None
+        self._ended: list[Completion] = []
+        self._seen_s = float("-inf")
+
+    def learn(self, completions: Sequence[Completion]) -> None:
+        """Take rows that have ended."""
+        if self._tuning is not None:
+            self._ended += [row for row in completions if row.error is None and row.completion_tokens]
+
+    def see(self, engine: Engine, config: EngineConfig) -> None:
+        """Look after the engine's limits, about once a second. Called after each poll."""
+        now_s = self._clock()
+        if now_s - self._seen_s < _PERIOD_S:
+            return
+        self._seen_s = now_s
+        jobs = self._inputs.jobs()
+        if jobs and (engine is not self._engine or jobs.isdisjoint(self._jobs)):
+            self._begin(engine, config, now_s)
+        self._jobs = jobs or self._jobs
+        rows_left = self._inputs.share_left()
+        if self._tuning is None or rows_left is None:
+            return
+        ended, self._ended = self._ended, []
+        if self._tuning.advance(ended, rows_left, now_s):
+            self.note, self._tuning = self._tuning.note, None
+
+    def _begin(self, engine: Engine, config: EngineConfig, now_s: float) -> None:
+        """Begin with an engine or with other jobs, whose rows are of another kind."""
+        if engine is not self._engine:
+            self._first_limits = engine.limits()
+        elif self._first_limits and engine.limits() != self._first_limits:
+            engine.set_limits(self._first_limits)
+        self._engine, self._ended, self.note = engine, [], ""
+        facts = engine.tuning_facts() if config.tune else None
+        self._tuning = None if facts is None else _Tuning(engine, config, facts, self._rules, now_s)
+
+
+class _Tuning:
+    """One engine's tuning: from the first rows, whose lengths say what kind of table this is, to its result."""
+
+    def __init__(
+        self, engine: Engine, config: EngineConfig, facts: TuningFacts, rules: TuningRules, now_s: float
+    ) -> None:
+        self._engine = engine
+        self._rules = rules
+        self._config = config
+        self._kept_in = Path(facts.kept_in)
+        default, most = engine.limits(), engine.most_limits()
+        self._envelope = Envelope(
+            default=default[0],
+            ceiling=most[0],
+            capacity=KvCapacity(block_tokens=facts.block_tokens, gpu_blocks=facts.kv_blocks, host_blocks=0),
+            least_step_tokens=min(_LEAST_STEP_TOKENS, default[0].step_tokens),
+        )
+        self._limits = default
+        self.note = ""
+        """The result, if anything was tried."""
+        self._lengths = Lengths()
+        self._tuner: Tuner | None = None
+        self._since_s, self._num_ended = now_s, 0
+
+    def advance(self, ended: Sequence[Completion], rows_left: int, now_s: float) -> bool:
+        """Take the rows that have ended, and return whether the tuning has."""
+        lengths = _lengths(ended, self._engine.stats().metrics.get("prefix_cache_hit_rate", 0.0))
+        self._num_ended += len(ended)
+        records = self._engine.take_step_records()
+        if self._tuner is None:
+            self._lengths = self._lengths.joined(lengths, max_rows=10 * _ROWS_TO_KNOW_THE_KIND)
+            if len(self._lengths) < _ROWS_TO_KNOW_THE_KIND or len(records) != len(self._limits):
+                return False
+            lengths, self._tuner = self._lengths, self._begin()
+        limits = [*self._tuner.observe(records, lengths, expected_s=self._expected_s(rows_left, now_s))]
+        if limits != self._limits:
+            self._engine.set_limits(limits)
+            self._limits = limits
+        if self._tuner.tuned is None:
+            return False
+        log.info("%s", self._tuner.tuned)
+        if self._tuner.costs is not None:  # otherwise nothing was tried, such as on a short table
+            self.note = str(self._tuner.tuned)
+            self._keep(self._tuner.tuned, self._tuner.costs)
+        return True
+
+    def _kind(self) -> TableKind:
+        return kind_of(self._lengths, has_lora=bool(self._config.lora))
+
+    def _begin(self) -> Tuner:
+        known = nearest_entry(load_entries(self._kept_in), self._kind())
+        start = None if known is None else Start(limits=known.limits, costs=known.costs)
+        return Tuner(self._envelope, num_replicas=len(self._limits), start=start, rules=self._rules)
+
+    def _keep(self, tuned: Tuned, costs: WorkCosts) -> None:
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        keep_entry(self._kept_in, Entry.of(tuned, self._kind(), costs, date=date, driver=""))
+
+    def _expected_s(self, rows_left: int, now_s: float) -> float:
+        """Return how long the rows that are left should take, at the rate so far."""
+        stats = self._engine.stats()
+        rows = rows_left + stats.running_requests + stats.waiting_requests
+        return rows * (now_s - self._since_s) / max(1, self._num_ended)
+
+
+def _lengths(ended: Sequence[Completion], hit_rate: float) -> Lengths:
+    """Return the rows' lengths; each has the share of its prompt in the prefix cache that all rows have."""
+    prompts = np.array([row.prompt_tokens for row in ended], dtype=np.int64)
+    return Lengths(
+        prompt_tokens=prompts,
+        output_tokens=np.array([row.completion_tokens for row in ended], dtype=np.int64),
+        found_tokens=np.floor(prompts * min(1.0, max(0.0, hit_rate))).astype(np.int64),
+    )
