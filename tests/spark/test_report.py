@@ -81,6 +81,7 @@ def test_without_a_sample_the_page_quotes_no_row_and_still_counts(labelled: Jobs
     assert not re.search(r"row \d|alert|long long|the prompt is null", page)
 
 
+@pytest.mark.long  # a variant of the errors above
 def test_a_run_whose_rows_all_fail_shows_prompts_and_messages_of_some(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(i, f"[[error]] {i}") for i in range(5)])
