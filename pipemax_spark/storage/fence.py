@@ -156,15 +156,13 @@ def is_recovery_by(run_id: str, note: str) -> bool:
 
 def recovered_by(table: OutputTable, run_id: str) -> list[str]:
     """Return the dead runs whose completed rows this run has committed, as far as the table's last commits tell."""
-    since_version = max(0, table.version() - _RECENT_COMMITS)
     prefix = _recovery_prefix(run_id)
-    return [note.removeprefix(prefix) for note in table.notes(prefix, since_version=since_version)]
+    return [note.removeprefix(prefix) for note in table.recent_notes(prefix, commits=_RECENT_COMMITS)]
 
 
 def recent_runs(table: OutputTable) -> list[str]:
     """Return the runs that have committed rows, the latest first, as far as the table's last commits tell."""
-    since_version = max(0, table.version() - _RECENT_COMMITS)
-    notes = table.notes(_RUN_NOTE, since_version=since_version)
+    notes = table.recent_notes(_RUN_NOTE, commits=_RECENT_COMMITS)
     return list(dict.fromkeys(note.removeprefix(_RUN_NOTE).partition(" ")[0] for note in notes))
 
 

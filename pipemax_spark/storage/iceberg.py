@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, cause_of
@@ -252,6 +253,11 @@ class IcebergTable:
     def notes(self, prefix: str, *, since_version: int) -> list[str]:
         """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""
         return [c.note for c in self._history(since_version) if c is not None and c.note.startswith(prefix)]
+
+    def recent_notes(self, prefix: str, *, commits: int) -> list[str]:
+        """Return the notes of the last ``commits`` commits that begin with ``prefix``, the latest first."""
+        recent = islice(self._history(0), commits)
+        return [commit.note for commit in recent if commit is not None and commit.note.startswith(prefix)]
 
     def commits_since(self, version: int) -> list[Commit] | None:
         """Return all commits after ``version``, the latest first; None if some of their snapshots have expired."""

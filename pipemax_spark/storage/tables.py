@@ -331,6 +331,11 @@ class DeltaTable:
         notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
         return [note for note in notes if note.startswith(prefix)]
 
+    def recent_notes(self, prefix: str, *, commits: int) -> list[str]:
+        """Return the notes of the last ``commits`` commits that begin with ``prefix``, the latest first."""
+        notes = [row["userMetadata"] or "" for row in self._history(commits)]
+        return [note for note in notes if note.startswith(prefix)]
+
     def _growing_history(self, since_version: int) -> Iterator[list["Row"]]:
         """Yield the latest commits, newest first, and more of them, until those after ``since_version`` are there."""
         commits = _FIRST_COMMITS_READ
