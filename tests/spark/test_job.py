@@ -36,8 +36,8 @@ def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(
     summary = run.run(id_columns=("id",), summary=str(file))
     assert summary is not None
     assert (summary.rows_in, summary.rows_out, summary.rows_error, summary.rows_skipped) == (300, 300, 0, 0)
-    told = json.loads(file.read_text())
-    assert (told["complete"], told["rows_left"], told["ended_by"]) == (True, 0, "done")
+    written = json.loads(file.read_text())
+    assert (written["complete"], written["rows_left"], written["ended_by"]) == (True, 0, "done")
     rows = run.rows()
     assert sorted(row["id"] for row in rows) == list(range(300))
     assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}") for row in rows)
