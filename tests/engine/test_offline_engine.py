@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from random import Random
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.wire import ErrorCode
 from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, PrefixCounters, StartedEngine
@@ -201,6 +203,50 @@ def test_under_stock_vllm_a_row_takes_the_room_of_outputs_like_those_before_it(e
     taken = room - engine.admission_credit_tokens()
     engine.abort(["long"])
     assert taken < 200
+
+
+def steps_until_now(engine: OfflineEngine, name: str) -> StepRecords:
+    """Return the steps since the last call, up to those of one more row, which is told by its long prompt."""
+    last = GenerationRequest(request_id=name, prompt=f"{name} " * 300, sampling=Sampling(max_tokens=2))
+    kv_tokens = run(engine, last)[name].prompt_tokens + 1
+    records = StepRecords.none()
+    while kv_tokens not in records.kv_tokens:
+        records = StepRecords.joined([records, *engine.take_step_records()])
+        time.sleep(0.02)
+    return records
+
+
+def test_limits_of_stock_vllm_change_while_it_runs_and_its_steps_are_recorded(engine: OfflineEngine) -> None:
+    if engine.policy_choice.chosen is not ChosenPolicy.VLLM:
+        assert engine.most_limits() == engine.limits() == engine.take_step_records() == []
+        with pytest.raises(ValueError, match="they cannot change"):
+            engine.set_limits([StepLimits(step_tokens=64, running_rows=8)])
+        return
+    requests = [
+        GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(max_tokens=8 + i))
+        for i, prompt in enumerate(demo_prompts(24))
+    ]
+    expected = run(engine, *requests)
+    (most,) = engine.most_limits()
+    assert most.running_rows == 32
+    assert engine.limits() == [most]
+    with pytest.raises(ValueError, match=r"running_rows=33.* is above what it was started for"):
+        engine.set_limits([StepLimits(step_tokens=64, running_rows=33)])
+    before = steps_until_now(engine, "a")
+    assert before.decodes.max() > 12
+    rng, ended = Random(0), []
+    engine.set_limits([StepLimits(step_tokens=64, running_rows=12)])
+    engine.submit(requests)
+    while len(ended) < len(requests):
+        ended += engine.poll(timeout_s=0.02)
+        engine.set_limits([StepLimits(step_tokens=rng.randint(16, 128), running_rows=rng.randint(1, 12))])
+    tokens = {completion.request_id: completion.token_ids for completion in ended}
+    assert tokens == {name: completion.token_ids for name, completion in expected.items()}
+    changed = steps_until_now(engine, "b")
+    assert (changed.prompt_tokens + changed.decodes).max() <= 128
+    assert 0 < changed.decodes.max() <= 12
+    assert changed.decodes.sum() == sum(len(ids) - 1 for ids in tokens.values()) + 1
+    engine.set_limits([most])
 
 
 def test_an_open_input_is_waited_for_and_an_ended_one_is_not(engine: OfflineEngine) -> None:
