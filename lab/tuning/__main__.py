@@ -44,7 +44,7 @@ class Kept:
         return self._truths[setting.name]
 
     def rate(self, setting: Setting, limits: StepLimits, *, is_grid: bool) -> float:
-        """Return the true rate under fixed limits, in work per second."""
+        """Return the true rate under fixed limits, in rows per second."""
         keys = {"kind": "rate", "setting": setting.name, "limits": [*as_pair(limits)]}
         line = self.find(**keys)
         if line is None:
@@ -64,9 +64,7 @@ def run_one(kept: Kept, setting: Setting, hours: float, seed: int) -> None:
     default = kept.rate(setting, setting.default, is_grid=True)
     best = max(kept.rate(setting, limits, is_grid=True) for limits in setting.grid())
     chosen = kept.rate(setting, tuned.limits, is_grid=False)
-    regret = regret_of(
-        trial, table_work_s=hours * HOUR_S * default, best=best, default=default, chosen=chosen
-    )
+    regret = regret_of(trial, table_rows=hours * HOUR_S * default, best=best, default=default, chosen=chosen)
     kept.add(
         {
             **keys,

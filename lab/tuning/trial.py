@@ -22,8 +22,8 @@ class Trial:
     tuned: Tuned
     seconds: float
     """Of the table until the tuner settled."""
-    work_s: float
-    """Done by then."""
+    rows: float
+    """Done by then, by their work."""
     faults: int
 
 
@@ -45,7 +45,9 @@ def run_trial(
         (limits,) = tuner.observe([steps], ended, expected_s=max(0.0, table_s - engine.now_s))
         engine.set_limits(limits)
     work_s -= engine.recomputed_tokens * truth.costs.prompt_token_s
-    return Trial(tuned=tuner.tuned, seconds=engine.now_s, work_s=work_s, faults=len(tuner.faults))
+    return Trial(
+        tuned=tuner.tuned, seconds=engine.now_s, rows=work_s / truth.row_work_s, faults=len(tuner.faults)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +60,13 @@ class Regret:
     """Seconds by which the table takes longer than under the default from the first row to the last."""
 
 
-def regret_of(trial: Trial, *, table_work_s: float, best: float, default: float, chosen: float) -> Regret:
-    """Return the regret by true rates, in work per second, of the best, default and chosen limits."""
-    table_s = trial.seconds + (table_work_s - trial.work_s) / chosen
+def regret_of(trial: Trial, *, table_rows: float, best: float, default: float, chosen: float) -> Regret:
+    """Return the regret by true rates, in rows per second, of the best, default and chosen limits."""
+    table_s = trial.seconds + (table_rows - trial.rows) / chosen
     return Regret(
         settled=1 - chosen / best,
-        total=table_s / (table_work_s / best) - 1,
-        below_default_s=table_s - table_work_s / default,
+        total=table_s / (table_rows / best) - 1,
+        below_default_s=table_s - table_rows / default,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lab.tuning.live_engine import QUIET, LiveEngine
 from lab.tuning.settings import Setting
 from pipemax.domain.step_records import StepLimits, StepRecords
-from pipemax.tuning.step_fit import WorkCosts, fit_steps
+from pipemax.tuning.step_fit import WorkCosts
 from pipemax.tuning.table import Lengths
 
 _ENOUGH_S = 150.0
@@ -19,7 +19,7 @@ _MAX_ROWS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Costs fitted to steps without noise, and what a row is worth by them."""
+    """Weights of tokens, and what a row is worth by them. Steady rates hardly depend on the weights."""
 
     costs: WorkCosts
     row_work_s: float
@@ -36,15 +36,25 @@ def truth_of(setting: Setting) -> Truth:
         steps, ended = engine.advance(_SLICE_S)
         records.append(steps)
         num_ended += len(ended)
-    steps = StepRecords.joined(records)
-    fit = fit_steps(steps, prompts_per_output=lengths.prompts_per_output)
-    assert fit is not None, setting.name
-    row_s = row_work_s(fit.costs, lengths)
+    costs = costs_of(setting, lengths)
+    row_s = row_work_s(costs, lengths)
     late = StepRecords.joined(records[len(records) // 2 :])
     return Truth(
-        costs=fit.costs,
+        costs=costs,
         row_work_s=row_s,
-        rows_per_s=fit.costs.work_s(late) / row_s / float(late.seconds.sum()),
+        rows_per_s=costs.work_s(late) / row_s / float(late.seconds.sum()),
+    )
+
+
+def costs_of(setting: Setting, lengths: Lengths) -> WorkCosts:
+    """Return what a token costs by the GPU's arithmetic, and a KV token by its bandwidth."""
+    gpu, model = setting.node.gpu, setting.model
+    token_s = 2 * model.active_params / gpu.product_flops_per_s(model.weight_dtype)
+    return WorkCosts(
+        prompt_token_s=token_s,
+        decode_s=token_s,
+        kv_token_s=model.kv_bytes_per_token / gpu.hbm_bytes_per_s,
+        prompts_per_output=lengths.prompts_per_output,
     )
 
 
@@ -58,7 +68,7 @@ def row_work_s(costs: WorkCosts, lengths: Lengths) -> float:
 
 
 def steady_rate(setting: Setting, truth: Truth, limits: StepLimits) -> float:
-    """Return the work per second of a steady engine under fixed limits; work done twice does not count."""
+    """Return the rows per second of a steady engine under fixed limits; work done twice does not count."""
     num_running = min(limits.running_rows, setting.envelope().rows_that_fit(setting.sample()))
     residence_s = num_running / truth.rows_per_s
     fill_s = max(30.0, _FILL_RESIDENCES * residence_s)
@@ -70,7 +80,8 @@ def steady_rate(setting: Setting, truth: Truth, limits: StepLimits) -> float:
     steps, _ = engine.advance(end_s - fill_s)
     assert engine.num_left > limits.running_rows, (setting.name, limits, rows)
     again_s = (engine.recomputed_tokens - before) * truth.costs.prompt_token_s
-    return (useful_work_s(truth.costs, steps) - again_s) / float(steps.seconds.sum())
+    work_s = useful_work_s(truth.costs, steps) - again_s
+    return work_s / truth.row_work_s / float(steps.seconds.sum())
 
 
 def useful_work_s(costs: WorkCosts, steps: StepRecords) -> float:

@@ -1,7 +1,8 @@
 """Fit a running engine's step times to the records of its steps, and count its work by what tokens cost.
 
 Prompts and outputs pass the matrix products together, so a step's time is a line in pieces over all its tokens, and
-outputs, prompt tokens and KV tokens each add something of their own. No piece falls.
+outputs, prompt tokens and KV tokens each add something of their own. No piece falls; where a tile or a CUDA graph ends,
+the next one may begin higher.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 _KNOTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Tokens at which the slope may change; the ends of CUDA graphs are among them."""
+_JUMPS = (64, 128, 256, 512)
+"""Knots behind which a step may take longer at once."""
 _MAX_STEPS = 6000
 _FEWEST_STEPS = 50
 _OUTLIER = 5.0
@@ -77,14 +80,14 @@ def fit_steps(records: StepRecords, *, prompts_per_output: float) -> StepFit | N
     )
     tokens = prompts + decodes
     low, high = np.quantile(tokens, [0.02, 0.98])
-    knots = (0, *(knot for knot in _KNOTS if low < knot < high))
+    knots = (0, *(knot for knot in _KNOTS if low <= knot < high))
     pieces = [
         np.clip(tokens - first, 0, last - first)
         for first, last in zip(knots, (*knots[1:], np.inf), strict=True)
     ]
-    columns = (
-        np.stack([np.ones_like(tokens), decodes, prompts, kv_tokens, *pieces], axis=1) / seconds[:, None]
-    )
+    jumps = [(tokens > knot).astype(np.float64) for knot in knots if knot in _JUMPS]
+    columns = np.stack([np.ones_like(tokens), decodes, prompts, kv_tokens, *pieces, *jumps], axis=1)
+    columns /= seconds[:, None]
     kept = np.ones(len(seconds), dtype=bool)
     for _ in range(3):
         values = _non_negative_least_squares(columns[kept], np.ones(int(kept.sum())))
@@ -96,15 +99,19 @@ def fit_steps(records: StepRecords, *, prompts_per_output: float) -> StepFit | N
 
 
 def _stage(values: Floats, knots: tuple[int, ...]) -> StageConfig:
-    fixed, per_decode, per_prompt_token, per_kv_token, *slopes = values.tolist()
+    fixed, per_decode, per_prompt_token, per_kv_token = values[:4].tolist()
+    slopes = values[4 : 4 + len(knots)].tolist()
+    heights = dict(
+        zip([knot for knot in knots if knot in _JUMPS], values[4 + len(knots) :].tolist(), strict=True)
+    )
 
     def model(extra: float, beta_s: float) -> StepTimeModel:
         segments, height = [], fixed
         for index, (first, slope) in enumerate(zip(knots, slopes, strict=True)):
             if index:
-                height += slopes[index - 1] * (first - knots[index - 1])
+                height += slopes[index - 1] * (first - knots[index - 1]) + heights.get(first, 0.0)
             segments.append(
-                Segment(min_size=max(1, first), alpha_s=slope + extra, delta_s=height - slope * first)
+                Segment(min_size=first + 1, alpha_s=slope + extra, delta_s=height - slope * first)
             )
         return StepTimeModel(segments=tuple(segments), beta_s=beta_s)
 
@@ -118,7 +125,8 @@ def _stage(values: Floats, knots: tuple[int, ...]) -> StageConfig:
 
 def _costs(values: Floats, knots: tuple[int, ...], tokens: Floats, prompts_per_output: float) -> WorkCosts:
     """Return the costs at the middle of the steps, never 0: an engine that waits for its weights still works."""
-    _, per_decode, per_prompt_token, per_kv_token, *slopes = values.tolist()
+    _, per_decode, per_prompt_token, per_kv_token = values[:4].tolist()
+    slopes = values[4 : 4 + len(knots)].tolist()
     typical = float(np.median(tokens))
     slope = slopes[max(index for index, first in enumerate(knots) if first <= typical)]
     least = 0.02 * float(np.dot(slopes, np.diff([*knots, max(typical, knots[-1] + 1)]))) / max(1.0, typical)

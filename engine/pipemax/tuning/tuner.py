@@ -81,7 +81,10 @@ class Tuner:
         self._num_running = 0
         self._seconds = self._spent_s = 0.0
         self._records: list[StepRecords] = []
-        self._levels = [(rows, tokens) for rows in SWEEP_ROWS for tokens in SWEEP_TOKENS]
+        self._levels: list[tuple[float, float] | None] = [
+            *((rows, tokens) for rows in SWEEP_ROWS for tokens in SWEEP_TOKENS),
+            None,  # the default itself, which all are compared with
+        ]
         self._limits = [self._start] * num_replicas
         self._block: Block | None = None
         self._fit: StepFit | None = None
@@ -116,7 +119,7 @@ class Tuner:
             case Stage.SWEEP:
                 self._sweep(records, expected_s)
             case Stage.MODEL:
-                self._model(expected_s)
+                self._model(records, expected_s)
             case Stage.CHECK:
                 self._check(records, expected_s)
             case Stage.RACE:
@@ -148,14 +151,18 @@ class Tuner:
             return
         turn, self._levels = self._levels[: self._num_replicas], self._levels[self._num_replicas :]
         levels = [turn[index % len(turn)] for index in range(self._num_replicas)]
-        limits = tuple(sweep_limits(self._envelope, self._lengths, *level) for level in levels)
+        limits = tuple(
+            sweep_limits(self._envelope, self._lengths, *level) if level else self._envelope.default
+            for level in levels
+        )
         self._block = Block(BlockPlan(limits=limits, washout_s=0.0, measured_s=self._rules.sweep_setting_s))
         self._limits = [*limits]
 
     # The model.
 
-    def _model(self, expected_s: float) -> None:
+    def _model(self, records: Sequence[StepRecords], expected_s: float) -> None:
         if self._fit is None:
+            self._records += [steps for steps in records if len(steps)]
             enough = max(_ROWS_TO_PREDICT, _TURNS_TO_PREDICT * self._num_running)
             if len(self._lengths) < min(enough, _MAX_LENGTHS):
                 if self._seconds > self._rules.max_wait_share * (self._seconds + expected_s):

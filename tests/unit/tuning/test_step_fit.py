@@ -69,6 +69,15 @@ def test_steps_are_predicted_within_three_percent_of_the_truth(step: tuple[int, 
     assert fit.median_error < 0.03
 
 
+def test_a_jump_behind_a_full_tile_is_seen() -> None:
+    steps = records(3000, noise=0.01)
+    beyond = (steps.decodes + steps.prompt_tokens > 256).astype(float)
+    fit = fit_steps(replace(steps, seconds=steps.seconds + 0.004 * beyond), prompts_per_output=2.0)
+    assert fit is not None
+    jump_s = predicted_s(fit, 257, 0, 100_000) - predicted_s(fit, 256, 0, 100_000)
+    assert jump_s == pytest.approx(0.004, rel=0.15)
+
+
 def test_stalled_steps_and_idle_gaps_do_not_move_the_fit() -> None:
     clean = records(3000)
     seconds = clean.seconds.copy()
