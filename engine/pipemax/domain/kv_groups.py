@@ -42,6 +42,8 @@ class KvGroups:
 
         What the first of them no longer attends to is free.
         """
+        if not self.window:  # what a step asks for each of its rows
+            return self.fixed_blocks + self.full * -(-end // block_tokens)
         skipped = self.skipped_blocks(first, block_tokens)
         return self.fixed_blocks + self.count * ceil_div(end, block_tokens) - self.window * skipped
 

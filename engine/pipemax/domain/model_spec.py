@@ -69,6 +69,8 @@ class ModelSpec:
     """The layers without KV. Stock vLLM runs them, PipeMax does not."""
     has_tied_embeddings: bool = False
     """The output head is the input embedding, so that an engine of one stage holds them once."""
+    grain: int = 1
+    """Tokens of KV that each token has and attends to: a simulation's (``in_grains``), never a checkpoint's."""
 
     def __post_init__(self) -> None:
         check_positive(self, zero_allowed=frozenset({"has_tied_embeddings"}))
@@ -212,7 +214,9 @@ class ModelSpec:
     def in_grains(self, grain: int) -> Self:
         """Return the model with the KV of ``grain`` tokens in each, and windows of as much KV as before."""
         windows = None if self.window_tokens is None else self.window_tokens // grain
-        return replace(self, kv_bytes_per_value=grain * self.kv_value_bytes, window_tokens=windows)
+        return replace(
+            self, grain=grain, kv_bytes_per_value=grain * self.kv_value_bytes, window_tokens=windows
+        )
 
     def with_kv_dtype(self, dtype: KvCacheDtype) -> Self:
         """Return the model with its KV in ``dtype``; ``auto`` leaves the profile's."""

@@ -193,7 +193,8 @@ class StageTimes:
     def _attention_layer_s(self, context_tokens: int, pairs: float) -> float:
         gpu, model = self._node.gpu, self._model
         read_s = context_tokens * model.kv_bytes_per_token_and_layer / gpu.hbm_bytes_per_s
-        compute_s = 4 * model.num_heads * model.head_dim * pairs / gpu.flops_per_s
+        # A token of a prompt in grains attends to a grain for each token of its context.
+        compute_s = 4 * model.num_heads * model.head_dim * model.grain * pairs / gpu.flops_per_s
         return read_s / model.kv_shards(self._tensor) + compute_s / self._tensor
 
     def _head_s(self, outputs: int) -> float:

@@ -59,6 +59,29 @@ def test_a_block_has_the_same_bytes_and_a_context_takes_as_long_to_read() -> Non
     assert measured.in_grains(4).capacity.gpu_tokens == measured.capacity.gpu_tokens // 4
 
 
+def test_a_prompts_token_attends_to_as_much_context() -> None:
+    node, layout = small_node(num_gpus=2), Parallelism(pipeline=2, tensor=1)
+    fine, coarse = (
+        StageTimes(node, small_model().in_grains(grain), layout).stage_s(
+            StepWork(prefill_tokens=400, prefill_pairs=400 * 48_000 / grain)
+        )
+        for grain in (1, 4)
+    )
+    assert coarse == pytest.approx(fine)
+
+
+def test_as_many_bytes_a_second_go_to_the_host() -> None:
+    """Steps that are bound by their stores take as long in grains."""
+    node = small_node(num_gpus=2, kv_gb=0.4)
+    slow = replace(node, link=replace(node.link, gpu_to_host_bytes_per_s=5e6))
+    rates = []
+    for grain in (1, 4):
+        rows = uniform_workload(60, 320, 240)
+        scenario = engine_scenario(slow, small_model(), LAYOUT, rows, stops_at_drain=True, grain=grain)
+        rates.append(run_pipemax(scenario, LAYOUT, (256,), always_in_phases=False)[-1].tokens_per_s)
+    assert rates[1] == pytest.approx(rates[0], rel=0.05)
+
+
 def test_rates_are_those_of_the_rows() -> None:
     """Stock vLLM's and PipeMax's, on GPUs that hold a third of the rows."""
     node = small_node(num_gpus=2, kv_gb=0.4)

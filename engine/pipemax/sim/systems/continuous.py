@@ -141,7 +141,11 @@ class ContinuousBatching:
         )
         self._window_tokens = scenario.model.window_tokens
         self._progress = Progress(
-            scenario.workload, self._queue, [self.machine.usage], stops_at_drain=scenario.stops_at_drain
+            scenario.workload,
+            self._queue,
+            [self.machine.usage],
+            stops_at_drain=scenario.stops_at_drain,
+            stops_below=scenario.stops_below,
         )
         self.recomputed_tokens = 0
         """Of preempted requests, less those that were found in the prefix cache."""

@@ -103,7 +103,11 @@ class PipeMaxSystem:
             on_part_end=self._part_computed,
         )
         self._progress = Progress(
-            scenario.workload, self._queue, [self._machine.usage], stops_at_drain=scenario.stops_at_drain
+            scenario.workload,
+            self._queue,
+            [self._machine.usage],
+            stops_at_drain=scenario.stops_at_drain,
+            stops_below=scenario.stops_below,
         )
         config = controller_config(self._machine, scenario.workload, self._options, self.pieces_of_layers)
         self._trace = TraceWriter(scenario.decisions_path, config) if scenario.decisions_path else None
@@ -274,11 +278,13 @@ class PipeMaxSystem:
     def _store(self, stage: int, step: Step) -> None:
         """Store the KV of a step's tokens on the host while the stage computes."""
         layers = self._machine.times.layers[stage]
+        # Of a grain, as much as of a token: a row's grains are computed in a fraction of its steps.
+        num_bytes = step.tokens * self._machine.times.kv_bytes_per_token(stage) / self._scenario.grain
         for gpu in self._machine.gpus_of(stage):
             self._links.copy(
                 gpu,
                 Direction.GPU_TO_HOST,
-                num_bytes=step.tokens * self._machine.times.kv_bytes_per_token(stage),
+                num_bytes=num_bytes,
                 num_pieces=layers * STORED_TENSORS_PER_LAYER,
                 on_done=partial(self._part_done, step.number),
             )

@@ -31,6 +31,9 @@ class Scenario:
     stops_at_drain: bool = False
     """End the run when STEADY_SHARE of the requests have finished; its figures are then those of that part. Only for
     the systems of ``measured_scenario``."""
+    stops_below: float = 0.0
+    """End the run once its rate is below so many tokens/s, from ``FIRST_LOOK`` of the rows on; 0: never. Only for the
+    systems of ``measured_scenario``, and not for phases."""
     on_progress: Callable[[int], None] | None = field(default=None, compare=False)
     """Called now and then with the number of requests that have finished."""
 
