@@ -4,8 +4,9 @@
 
 Each setting of the tables of results, and the nodes of lab/results/layouts.md: rows of the profile's lengths, of which
 1,000 prompts and the outputs' mean are known, as of a sampled table. The engine of the policy's choice is as its
-calibration would describe it on the simulated node. Seconds are of CPU, so that other processes matter little. It
-prints Markdown; ``--json`` keeps the figures with the reasons.
+calibration would describe it on the simulated node. Seconds are of CPU: other processes on the same cores add to them.
+``of_best`` is the choice's steady rate as a share of the fastest of lab/results/tables.jsonl, where PipeMax and stock
+vLLM are done in the chosen layout. It prints Markdown; ``--json`` keeps the figures with the reasons.
 """
 
 import argparse
@@ -17,11 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.auto_choice import measured_engine, name_of
-from lab.bench.results.settings import LONGBENCH, REASONING, SHAREGPT, Setting
+from lab.bench.results.__main__ import FILE
+from lab.bench.results.cells import System, steady_rate
+from lab.bench.results.settings import GROUPS, Setting
+from lab.bench.results.store import Store
+from lab.bench.results.tables import drawing
 from pipemax.config import RowLengths
 from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layout_choice import FixedLayout, choose_layout
+from pipemax.policy.layouts import Layout
 from pipemax.policy.row_sample import choose_policy, draw_sample
 from pipemax.presets import load_workload
 
@@ -31,10 +37,10 @@ NODES, MODELS = (
 )
 SETTINGS = (
     *(Setting(node=node, model=model) for node in NODES for model in MODELS),
-    *(one for one in (*SHAREGPT, *LONGBENCH, *REASONING)),
+    *(setting for settings in GROUPS.values() for setting in settings),
 )
 SAMPLED_PROMPTS, TABLE_ROWS = 1_000, 10_000_000
-COLUMNS = ("setting", "layout", "policy", "tokens_per_s", "layout_cpu_s", "policy_cpu_s", "cpu_s")
+COLUMNS = ("setting", "layout", "policy", "tokens_per_s", "layout_cpu_s", "policy_cpu_s", "cpu_s", "of_best")
 
 
 def run_setting(setting: Setting, rows: int) -> dict[str, Any]:
@@ -72,10 +78,20 @@ def run_setting(setting: Setting, rows: int) -> dict[str, Any]:
         "layout_cpu_s": round(layout_cpu_s, 1),
         "policy_cpu_s": round(cpu_s - layout_cpu_s, 1),
         "cpu_s": round(cpu_s, 1),
+        "of_best": of_best(setting, layout, is_pipemax=policy.startswith(ChosenPolicy.PIPEMAX)),
         "layout_reason": choice.reason,
         "policy_reason": reason,
         "of_layout": str(ChosenPolicy.VLLM if best is None else best.policy),
     }
+
+
+def of_best(setting: Setting, layout: Layout, *, is_pipemax: bool) -> float | None:
+    """Return the rate of a choice over that of the best known cell; ``None`` where its cell is not done."""
+    cells = drawing(setting, 0, Store(FILE)).done
+    rates = {(cell.system, cell.layout): steady_rate(figures) for cell, figures in cells.items()}
+    rates = {key: rate for key, rate in rates.items() if key[0] is not System.BALANCED}
+    chosen = rates.get((System.PIPEMAX if is_pipemax else System.STOCK, layout))
+    return None if chosen is None else round(chosen / max(rates.values()), 3)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -129,20 +129,24 @@ LAYOUT_ENOUGH_ROWS = 5000
 2026-11-26, ``python -m lab.bench.auto_choice`` (lab/results/layouts.md): with 2,500 rows of ShareGPT the choice for
 Mixtral on L20s made 0.91 of the best, because an engine was seen only while it filled its memory.
 """
-LAYOUT_ENOUGH_OUTPUTS = 50
-"""Mean tokens of an output, in grains, in the simulations of layouts.
+ENOUGH_OUTPUTS = 50
+"""Mean tokens of an output, in grains, in the simulations of PipeMax, and of stock vLLM where they only rule it out.
 
-2026-11-27, ``python -m lab.bench.choice_seconds`` (lab/results/layouts.md): with a quarter of ShareGPT's outputs the
-layouts chosen were within 1 % of those chosen with all of them.
+2026-11-27 (lab/log.md): in six settings PipeMax's rates in grains of four of ShareGPT's or LongBench's tokens were
+0.975 to 1.006 times those in grains of two, or token by token.
+"""
+STOCK_ENOUGH_OUTPUTS = 400
+"""Mean tokens of an output, in grains, in the simulations of stock vLLM by which it is chosen, and of a whole table.
+
+2026-11-27 (lab/log.md): in grains of four stock vLLM is preempted less and made up to 1.08 times its rate.
+"""
+LAYOUT_OVER_SHORT_RUN = 1.06
+"""Layouts whose short run for stock vLLM is less than the best rate by this factor are not simulated further.
+
+2026-11-27, 32 layouts of four settings (lab/log.md): all rows, token by token, made 0.895 to 1.056 times its rate.
 """
 LAYOUT_OVER_ESTIMATE = 1.2
 """Layouts whose estimate for PipeMax is less than the best rate by this factor are not simulated.
 
 2026-11-27 (lab/results/layouts.md): PipeMax made 0.65 to 1.196 times its estimate.
-"""
-POLICY_ENOUGH_OUTPUTS = 400
-"""Mean tokens of an output, in grains, in the simulations of policies: only outputs of thousands of tokens have grains.
-
-2026-11-27, ``python -m lab.bench.choice_seconds`` (lab/results/layouts.md): in grains of two, 5 % that PipeMax gains
-for gpt-oss-120b on L20s and ShareGPT's outputs seemed to be 1 %.
 """

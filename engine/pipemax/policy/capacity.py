@@ -4,8 +4,8 @@ A layout divides the node's GPUs into replicas of an engine, each of some pipeli
 its layers (tensor parallelism). Each layout is simulated with stock vLLM, and those of several stages with PipeMax in
 phases and with mixed steps too, each with the size of a step that is fastest. What the model's heads or the
 GPUs' memory do not allow is left out, with the reason. Pure: rows that fill an engine several times are simulated to
-their end, their steady rate counts for the bulk of the table, and their drain once. A shorter table is simulated as a
-whole.
+their end, PipeMax's in grains of several tokens; their steady rate counts for the bulk of the table, and their drain
+once. A shorter table is simulated as a whole, token by token.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import ModelSpec, NodeSpec
+from pipemax.domain.tuned import ENOUGH_OUTPUTS
 from pipemax.domain.units import ceil_div
 from pipemax.domain.workload import WorkloadSpec
 from pipemax.policy.compare import ChosenPolicy, verdict
@@ -27,8 +28,9 @@ from pipemax.policy.layout_runs import (
     run_stock,
 )
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
+from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.result import SimulationResult, table_seconds
-from pipemax.sim.workloads import SampledRows, Workload, draw_workload
+from pipemax.sim.workloads import SampledRows, Workload, draw_workload, grain_of
 
 SAMPLE_ROWS = 6000
 """Rows simulated for each layout, unless the GPUs need more to be full or the host's pool is full with fewer."""
@@ -184,13 +186,18 @@ def options_of(
     has_waves: bool = False,
 ) -> list[CapacityOption]:
     """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
-    scenario = engine_scenario(node, model, layout, sample.first(ceil_div(rows, layout.replicas)))
-    runs = [run_stock(scenario, layout, sizes.stock)] if with_stock else []
+    engine_rows = sample.first(ceil_div(rows, layout.replicas))
+    scenario = engine_scenario(node, model, layout, engine_rows)
+    runs = [(run_stock(scenario, layout, sizes.stock), 1)] if with_stock else []
     if with_pipemax:
-        runs += run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)
+        grain = 1
+        if len(scenario.workload) * layout.replicas < rows:
+            grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=ENOUGH_OUTPUTS)
+            scenario = engine_scenario(node, model, layout, engine_rows, grain=grain)
+        runs += [(run, grain) for run in run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)]
     options = []
-    for run in runs:
-        hours = _hours(run.result, layout.replicas, rows)
+    for run, grain in runs:
+        hours = grain * _hours(run.result, layout.replicas, rows)
         options.append(
             CapacityOption(
                 layout=layout,
@@ -209,7 +216,10 @@ def options_of(
 
 
 def _hours(result: SimulationResult, replicas: int, rows: int) -> float:
-    """Return the hours of a table. A part that was simulated as a whole takes what it took."""
+    """Return the hours of a table, an n-th of them in grains of n tokens.
+
+    A part that was simulated as a whole takes what it took.
+    """
     if result.num_requests * replicas >= rows:
         return result.seconds / 3600.0
     seconds = table_seconds(

@@ -6,15 +6,18 @@ in layouts in which an estimate says that it could be the fastest, the most prom
 and starts nothing. ``policy: auto`` then compares policies in the layout that was chosen, by what the engine measures.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pipemax.domain.choices import Policy
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.domain.tuned import (
-    LAYOUT_ENOUGH_OUTPUTS,
+    ENOUGH_OUTPUTS,
     LAYOUT_ENOUGH_ROWS,
     LAYOUT_OVER_ESTIMATE,
+    LAYOUT_OVER_SHORT_RUN,
+    STOCK_ENOUGH_OUTPUTS,
     WORTHWHILE_GAIN,
 )
 from pipemax.policy.compare import ChosenPolicy
@@ -30,6 +33,9 @@ from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.sim.machine import BLOCK_TOKENS
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, grain_of
+
+_GAIN = {ChosenPolicy.VLLM: 1.0, ChosenPolicy.PIPEMAX: WORTHWHILE_GAIN}
+"""What a policy must make, in multiples of stock vLLM's best layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,8 @@ class LayoutChoice:
             return f"{self.layout}: no other layout is possible, simulated {self.best.tokens_per_s:,.0f} tokens/s"
         return (
             f"{self.layout}: simulated {self.best.tokens_per_s:,.0f} tokens/s ({self.best}), second "
-            f"{self.second.layout} with {self.second.tokens_per_s:,.0f} ({self.second}), "
+            f"{self.second.layout} with {'at most ' if self.second.is_bound else ''}{self.second.tokens_per_s:,.0f} "
+            f"({self.second}), "
             f"{self.best.tokens_per_s / self.second.tokens_per_s:.2f}×"
         )
 
@@ -93,13 +100,15 @@ def choose_layout(
     max_model_len: int = 1,
     frees_windows: bool | None = False,
     has_waves: bool = False,
+    on_step: Callable[[int], None] | None = None,
 ) -> LayoutChoice:
     """Return the fastest layout of the node's GPUs for a table of rows like the sample.
 
     Where PipeMax gains less than ``WORTHWHILE_GAIN`` in its best layout, that is stock vLLM's fastest.
 
     Layouts without room for the KV of one request of ``max_model_len`` tokens are left out. ``frees_windows`` is the
-    engine config's, and ``has_waves`` whether its waves are on.
+    engine config's, and ``has_waves`` whether its waves are on. ``on_step`` is called after each simulated step with
+    the rows that have ended in its run.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
     """
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
@@ -116,28 +125,14 @@ def choose_layout(
         raise ValueError(f"no layout of {node.name} runs {model.name}: {causes}")
     if len(possible) == 1:
         return LayoutChoice(layout=possible[0], best=None, second=None, not_possible=not_possible)
-    scenarios = {
-        layout: engine_scenario(
-            node,
-            model,
-            layout,
-            sample,
-            stops_at_drain=True,
-            enough_rows=LAYOUT_ENOUGH_ROWS,
-            grain=grain_of(sample, BLOCK_TOKENS, enough_outputs=LAYOUT_ENOUGH_OUTPUTS),
-        )
-        for layout in possible
-    }
-    runs: list[LayoutRun] = []
-    if policy is not Policy.PIPEMAX:
-        runs = [run_stock(scenario, layout) for layout, scenario in scenarios.items()]
-    if policy is not Policy.VLLM:
-        runs += _promising_pipemax(
-            scenarios,
-            max((run.tokens_per_s for run in runs), default=0.0),
-            frees_windows=frees_windows,
-            has_waves=has_waves,
-        )
+    search = _Search(
+        scenario_of=partial(_scenario_of, node, model, sample, on_step),
+        layouts=possible,
+        policy=policy,
+        frees_windows=frees_windows,
+        has_waves=has_waves,
+    )
+    runs = search.runs()
     if not runs:
         with_waves = " with waves: on" if has_waves else ""
         raise ValueError(f"policy {policy.value} runs in no possible layout of {node.name}{with_waves}")
@@ -153,33 +148,108 @@ def choose_layout(
 
 def _worth(run: LayoutRun) -> float:
     """Return a run's tokens/s, for PipeMax less the gain that it must have over stock vLLM in any layout."""
-    return run.tokens_per_s / (1.0 if run.policy is ChosenPolicy.VLLM else WORTHWHILE_GAIN)
+    return run.tokens_per_s / _GAIN[run.policy]
 
 
-def _promising_pipemax(
-    scenarios: Mapping[Layout, Scenario],
-    to_beat_tokens_per_s: float,
-    *,
-    frees_windows: bool | None,
-    has_waves: bool,
-) -> list[LayoutRun]:
-    """Return the runs of PipeMax in the layouts in which it may be faster than this."""
-    estimates = {
-        layout: estimate
-        for layout, scenario in scenarios.items()
-        if (estimate := pipemax_estimate(scenario, layout, has_waves=has_waves)) is not None
-    }
-    runs: list[LayoutRun] = []
-    for layout in sorted(estimates, key=lambda layout: -estimates[layout]):
-        best = max([to_beat_tokens_per_s, *(run.tokens_per_s for run in runs)])
-        if LAYOUT_OVER_ESTIMATE * estimates[layout] < best:
-            break
-        runs += run_pipemax(
-            scenarios[layout],
+def _scenario_of(
+    node: NodeSpec,
+    model: ModelSpec,
+    sample: Workload,
+    on_step: Callable[[int], None] | None,
+    layout: Layout,
+    enough_outputs: int,
+    enough_rows: int = LAYOUT_ENOUGH_ROWS,
+) -> Scenario:
+    scenario = engine_scenario(
+        node,
+        model,
+        layout,
+        sample,
+        stops_at_drain=True,
+        enough_rows=enough_rows,
+        grain=grain_of(sample, BLOCK_TOKENS, enough_outputs=enough_outputs),
+    )
+    return replace(scenario, on_progress=on_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """Finds the fastest run by bounds: what cannot be faster than a run that was made is not simulated.
+
+    Stock vLLM's bound follows from a short run, of few rows in coarse grains, and PipeMax's from an estimate.
+    """
+
+    scenario_of: Callable[..., Scenario]
+    """Of a layout, with grains that leave so many tokens of a mean output, and rows that fill the GPUs and as many more
+    for the host's memory as the third argument allows."""
+    layouts: Sequence[Layout]
+    policy: Policy
+    frees_windows: bool | None
+    has_waves: bool
+
+    def runs(self) -> list[LayoutRun]:
+        """Return the runs among which the fastest is, and the short runs of the layouts that cannot be it."""
+        short_runs = self._short_runs()
+        bounds = {
+            (ChosenPolicy.VLLM, layout): LAYOUT_OVER_SHORT_RUN * run.tokens_per_s
+            for layout, run in short_runs.items()
+        }
+        runs: list[LayoutRun] = []
+        if bounds:  # a rate that slow runs of PipeMax need not reach
+            runs += self._run(max(bounds, key=bounds.__getitem__), bounds, short_runs, 0.0)
+        bounds |= self._pipemax_bounds()
+        while bounds:
+            most = max(bounds, key=bounds.__getitem__)
+            best = max(map(_worth, runs), default=0.0)
+            if bounds[most] <= best:
+                break
+            runs += self._run(most, bounds, short_runs, best)
+        return [*runs, *(replace(short_run, is_bound=True) for short_run in short_runs.values())]
+
+    def _run(
+        self,
+        candidate: tuple[ChosenPolicy, Layout],
+        bounds: dict[tuple[ChosenPolicy, Layout], float],
+        short_runs: dict[Layout, LayoutRun],
+        to_beat_tokens_per_s: float,
+    ) -> list[LayoutRun]:
+        """Simulate a candidate in place of its bound."""
+        del bounds[candidate]
+        policy, layout = candidate
+        to_beat = to_beat_tokens_per_s * _GAIN[policy] / layout.replicas
+        if policy is ChosenPolicy.VLLM:
+            short_run = short_runs.pop(layout)
+            fine = self.scenario_of(layout, STOCK_ENOUGH_OUTPUTS)
+            sizes = [size for size in ALL_SIZES.stock if size <= short_run.chunk_tokens][-2:]
+            return [run_stock(replace(fine, stops_below=to_beat), layout, sizes)]
+        return run_pipemax(
+            replace(self.scenario_of(layout, ENOUGH_OUTPUTS), stops_below=to_beat),
             layout,
             ALL_SIZES.mixed[-1:],
             always_in_phases=False,
-            frees_windows=frees_windows,
-            has_waves=has_waves,
+            frees_windows=self.frees_windows,
+            has_waves=self.has_waves,
         )
-    return runs
+
+    def _short_runs(self) -> dict[Layout, LayoutRun]:
+        """Return stock vLLM's run in each layout, of as few rows as fill the GPUs."""
+        if self.policy is Policy.PIPEMAX:
+            return {}
+        return {
+            layout: run_stock(self.scenario_of(layout, ENOUGH_OUTPUTS, 0), layout) for layout in self.layouts
+        }
+
+    def _pipemax_bounds(self) -> dict[tuple[ChosenPolicy, Layout], float]:
+        if self.policy is Policy.VLLM:
+            return {}
+        estimates = {
+            layout: pipemax_estimate(
+                self.scenario_of(layout, ENOUGH_OUTPUTS), layout, has_waves=self.has_waves
+            )
+            for layout in self.layouts
+        }
+        return {
+            (ChosenPolicy.PIPEMAX, layout): LAYOUT_OVER_ESTIMATE * estimate / WORTHWHILE_GAIN
+            for layout, estimate in estimates.items()
+            if estimate is not None
+        }

@@ -60,6 +60,8 @@ class LayoutRun:
     """Maximum tokens of a step; of a prefill step under separated batching."""
     result: SimulationResult
     """Of one engine."""
+    is_bound: bool = False
+    """Whether the layout makes no more than this, rather than this."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -147,6 +149,7 @@ def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZ
         batching=None,
         chunk_tokens=tokens,
         result=result,
+        is_bound=result.fell_below,
     )
 
 
@@ -191,19 +194,23 @@ def run_pipemax(
     if num_stages == 1 or capacity.gpu_blocks < needed or is_refused:
         return []
 
-    def system(tokens: int | None) -> PipeMaxSystem:
+    def simulate(scenario: Scenario, tokens: int | None) -> SimulationResult:
         controller = _waves(has_waves) | ({} if tokens is None else mixed_batching(tokens))
         options = PipeMaxOptions(
             tensor=layout.tensor_parallel, controller=controller, frees_windows=frees_windows
         )
-        return PipeMaxSystem(scenario, options)
+        return PipeMaxSystem(scenario, options).simulate()
 
-    mixed = {tokens: system(tokens).simulate() for tokens in sizes}
+    mixed: dict[int, SimulationResult] = {}
+    for size in sizes:
+        to_beat = max([scenario.stops_below, *(result.steady_tokens_per_s for result in mixed.values())])
+        mixed[size] = simulate(replace(scenario, stops_below=to_beat), size)
     tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)
     runs = [(Batching.MIXED, tokens, mixed[tokens])]
     if always_in_phases or phases_may_be_faster(capacity, workload, num_stages):
         prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
-        runs.insert(0, (Batching.SEPARATED, prompt_tokens, system(None).simulate()))
+        phases = simulate(replace(scenario, stops_below=0.0), None)
+        runs.insert(0, (Batching.SEPARATED, prompt_tokens, phases))
     return [
         LayoutRun(
             layout=layout,
@@ -211,6 +218,7 @@ def run_pipemax(
             batching=batching,
             chunk_tokens=size,
             result=result,
+            is_bound=result.fell_below,
         )
         for batching, size, result in runs
     ]

@@ -6,7 +6,7 @@ known of running engines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from pipemax.domain.choices import BatchingChoice
@@ -67,7 +67,9 @@ class Rows:
     outputs_are_known: bool = True
     """Whether somebody said how long outputs are, or they are a guess."""
     grain: int = 1
-    """Tokens of a grain in the simulations (``pipemax.sim.workloads.in_grains``)."""
+    """Tokens of a grain in the simulations of PipeMax (``pipemax.sim.workloads.in_grains``)."""
+    stock_grain: int = 1
+    """Those of stock vLLM's."""
 
     def least_gain(self, *, times_are_a_guess: bool = False) -> float:
         """Return the ratio of PipeMax's simulated rate to stock vLLM's from which on PipeMax is chosen."""
@@ -77,14 +79,9 @@ class Rows:
             return WORTHWHILE_GAIN
         return SAMPLE_GAIN if self.outputs_are_known else GUESSED_OUTPUTS_GAIN
 
-    def scenario(self, engine: MeasuredEngine) -> Scenario:
+    def scenario(self, engine: MeasuredEngine, *, grain: int) -> Scenario:
         """Return what is simulated of them."""
-        return measured_scenario(
-            engine,
-            self.workload,
-            stops_at_drain=not self.is_whole_table,
-            grain=self.grain,
-        )
+        return measured_scenario(engine, self.workload, stops_at_drain=not self.is_whole_table, grain=grain)
 
     def rate(self, result: SimulationResult) -> float:
         """Return the tokens/s that count."""
@@ -131,13 +128,18 @@ def phases_may_be_faster(capacity: KvCapacity, workload: Workload, num_batches: 
 
 
 def _simulated(
-    engine: MeasuredEngine, rows: Rows, plans: Sequence[BatchingPlan]
+    engine: MeasuredEngine, rows: Rows, plans: Sequence[BatchingPlan], *, to_beat: float = 0.0
 ) -> dict[BatchingPlan, SimulationResult]:
-    def run(plan: BatchingPlan) -> SimulationResult:
-        controller = {} if plan.mixed_step_tokens is None else mixed_batching(plan.mixed_step_tokens)
-        return PipeMaxSystem(rows.scenario(engine), PipeMaxOptions(controller=controller)).simulate()
-
-    return {plan: run(plan) for plan in plans}
+    """Return a run of each plan. Mixed steps are given up once they are slower than ``to_beat`` or a run before."""
+    scenario = rows.scenario(engine, grain=rows.grain)
+    runs: dict[BatchingPlan, SimulationResult] = {}
+    for plan in plans:
+        best, options = max([to_beat, *map(rows.rate, runs.values())]), PipeMaxOptions()
+        if plan.mixed_step_tokens is not None:
+            options = PipeMaxOptions(controller=mixed_batching(plan.mixed_step_tokens))
+        stops_below = 0.0 if plan.mixed_step_tokens is None else best
+        runs[plan] = PipeMaxSystem(replace(scenario, stops_below=stops_below), options).simulate()
+    return runs
 
 
 def _fastest_plan(rows: Rows, runs: Mapping[BatchingPlan, SimulationResult]) -> BatchingPlan:
@@ -188,12 +190,14 @@ def compare_policies(
     PipeMax runs as ``choose_batching`` says. With ``chunk_is_free``, stock vLLM is simulated with steps of several
     sizes, and the choice says which. ``inputs`` are added to the choice's.
     """
-    runs = _simulated(engine, rows, batching_plans(engine, rows, batching, mixed_step_tokens))
-    plan = _fastest_plan(rows, runs)
     stock = _fastest_stock(engine, rows, _stock_sizes(engine, chunk_is_free=chunk_is_free))
+    least_gain = rows.least_gain(times_are_a_guess=engine.times_are_a_guess)
+    plans = batching_plans(engine, rows, batching, mixed_step_tokens)
+    runs = _simulated(engine, rows, plans, to_beat=least_gain * rows.rate(stock.result))
+    plan = _fastest_plan(rows, runs)
     rates = {ChosenPolicy.PIPEMAX: rows.rate(runs[plan]), ChosenPolicy.VLLM: rows.rate(stock.result)}
     speedup = rates[ChosenPolicy.PIPEMAX] / rates[ChosenPolicy.VLLM]
-    chosen, why = verdict(speedup, rows.least_gain(times_are_a_guess=engine.times_are_a_guess))
+    chosen, why = verdict(speedup, least_gain)
     if engine.times_are_a_guess:
         why += " (by step times that are a guess)"
     settings: dict[str, int | str] = {}
@@ -207,7 +211,8 @@ def compare_policies(
     return PolicyChoice(
         chosen=chosen,
         reason=f"{why}: simulated {_compared(len(runs), stock.num_sizes)} over {len(rows.workload):,} rows: "
-        f"{rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s for {plan.description}"
+        f"{'at most ' if runs[plan].fell_below else ''}{rates[ChosenPolicy.PIPEMAX]:,.0f} tokens/s for "
+        f"{plan.description}"
         f"{'' if engine.wave_groups is None else ' and waves'}{_instead(rows, runs, plan)} "
         f"against {rates[ChosenPolicy.VLLM]:,.0f} for stock vLLM with steps of up to "
         f"{stock.engine.max_batched_tokens:,} tokens, {speedup:.2f}×, in decode batches of "
@@ -266,7 +271,8 @@ class _StockRun:
 def _fastest_stock(engine: MeasuredEngine, rows: Rows, sizes: Sequence[int]) -> _StockRun:
     @cache
     def run(tokens: int) -> SimulationResult:
-        return ContinuousBatching(rows.scenario(engine.with_steps_of(tokens)), STOCK_VLLM).simulate()
+        scenario = rows.scenario(engine.with_steps_of(tokens), grain=rows.stock_grain)
+        return ContinuousBatching(scenario, STOCK_VLLM).simulate()
 
     def rate(tokens: int) -> float:
         return rows.rate(run(tokens))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipemax.config import BatchingChoice, RowLengths
-from pipemax.domain.tuned import GPU_POOL_FILLS, HOST_POOL_FILLS, POLICY_ENOUGH_OUTPUTS
+from pipemax.domain.tuned import ENOUGH_OUTPUTS, GPU_POOL_FILLS, HOST_POOL_FILLS, STOCK_ENOUGH_OUTPUTS
 from pipemax.policy.compare import PolicyChoice
 from pipemax.policy.measured_choice import BatchingPlan, Rows, choose_batching, compare_policies
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -87,8 +87,13 @@ def draw_rows(engine: MeasuredEngine, lengths: RowLengths, *, seed: int = 0) -> 
         workload=workload,
         is_whole_table=is_whole_table,
         outputs_are_known=lengths.mean_output_tokens is not None,
-        grain=grain_of(workload, engine.capacity.block_tokens, enough_outputs=POLICY_ENOUGH_OUTPUTS),
+        grain=_grain(engine, workload, STOCK_ENOUGH_OUTPUTS if is_whole_table else ENOUGH_OUTPUTS),
+        stock_grain=_grain(engine, workload, STOCK_ENOUGH_OUTPUTS),
     )
+
+
+def _grain(engine: MeasuredEngine, workload: Workload, enough_outputs: int) -> int:
+    return grain_of(workload, engine.capacity.block_tokens, enough_outputs=enough_outputs)
 
 
 def draw_sample(lengths: RowLengths, count: int, *, max_model_len: int, seed: int = 0) -> Workload:

@@ -6,7 +6,7 @@ import pytest
 from pipemax.domain.plan import Batching
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.tuned import WORTHWHILE_GAIN
-from pipemax.policy.capacity import CapacityPlan, plan_capacity
+from pipemax.policy.capacity import CapacityPlan, options_of, plan_capacity
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layout_runs import StepSizes
 from pipemax.policy.layouts import Layout, possible_layouts
@@ -94,6 +94,20 @@ def test_a_short_table_takes_what_its_simulation_takes() -> None:
     policy = stock_vllm(option.chunk_tokens, max_num_seqs=1024, keeps_preempted=True)
     run = ContinuousBatching(Scenario(node=node, model=small_model(), workload=workload), policy).simulate()
     assert option.hours == pytest.approx(run.seconds / 3600)
+
+
+def test_a_long_table_takes_as_long_in_grains() -> None:
+    """PipeMax's rows are simulated in grains of four tokens, those of a table that is simulated as a whole are not."""
+    node = small_node(num_gpus=2, kv_gb=0.4)
+    layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=2)
+    sample = draw_workload(SHAREGPT, 200, np.random.default_rng(0))
+    fine, coarse = (
+        options_of(node, small_model(), layout, sample, rows=rows, with_stock=False, sizes=FEW_SIZES)[-1]
+        for rows in (200, 200_000)
+    )
+    assert fine.tokens_per_s == pytest.approx(coarse.tokens_per_s, rel=0.06)
+    tokens = 200_000 * sample.tokens_per_row
+    assert coarse.hours == pytest.approx(tokens / fine.tokens_per_s / 3600, rel=0.08)
 
 
 def test_nothing_is_calculated_from_rows_that_do_not_fill_the_engines() -> None:

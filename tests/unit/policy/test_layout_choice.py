@@ -8,7 +8,7 @@ import pytest
 from pipemax.config import Policy
 from pipemax.domain.hardware import AllReduceSpec
 from pipemax.domain.specs import ModelSpec, NodeSpec
-from pipemax.domain.tuned import LAYOUT_ENOUGH_OUTPUTS
+from pipemax.domain.tuned import STOCK_ENOUGH_OUTPUTS
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
@@ -36,8 +36,8 @@ def chosen_on(node: NodeSpec, *, fixed: FixedLayout = ANY, policy: Policy = Poli
 
 
 def scenario_of(node: NodeSpec, layout: Layout, sample: Workload = SAMPLE) -> Scenario:
-    """Return what the choice simulates of a layout."""
-    grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=LAYOUT_ENOUGH_OUTPUTS)
+    """Return what the choice simulates of a layout where stock vLLM may be the fastest."""
+    grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=STOCK_ENOUGH_OUTPUTS)
     return engine_scenario(node, small_model(), layout, sample, stops_at_drain=True, grain=grain)
 
 
@@ -57,6 +57,31 @@ def test_the_fastest_of_all_layouts_is_chosen_and_the_second_is_named() -> None:
         f"{choice.layout}: simulated {rates[choice.layout]:,.0f} tokens/s (stock vLLM"
     )
     assert f"second {by_speed[1]}" in choice.reason
+
+
+def test_stock_vllm_is_chosen_by_a_run_of_all_rows_token_by_token() -> None:
+    """In grains it is preempted less: on L20s, 70B over eight stages made 1.08 times its rate."""
+    choice = chosen_on(small_node(num_gpus=2, kv_gb=12.0), policy=Policy.VLLM)
+    assert choice.best is not None
+    assert choice.second is not None
+    assert not choice.best.is_bound
+    assert choice.best.result.prompt_tokens == SAMPLE.prompt_tokens.sum()
+    assert choice.second.is_bound, "a run of few rows was enough to leave this one out"
+    assert "with at most" in choice.reason
+
+
+def test_a_choice_simulates_less_than_half_of_the_steps_of_all_candidates() -> None:
+    node, steps = small_node(num_gpus=4, kv_gb=0.8), list[int]()
+    choice = choose_layout(node, small_model(), SAMPLE, fixed=ANY, on_step=steps.append)
+    in_choice, rates = len(steps), dict[str, float]()
+    for layout in possible_layouts(node):
+        if layout_refusal(node, small_model(), layout) is None:
+            scenario = replace(scenario_of(node, layout), on_progress=steps.append)
+            runs = [run_stock(scenario, layout), *run_pipemax(scenario, layout, ALL_SIZES.mixed[-1:])]
+            rates |= {f"{run.layout} {run}": run.tokens_per_s for run in runs}
+    assert 0 < in_choice < 0.5 * (len(steps) - in_choice)
+    assert choice.best is not None
+    assert choice.best.tokens_per_s > 0.97 * max(rates.values()), rates
 
 
 def test_a_fast_all_reduce_makes_tensor_parallelism_win() -> None:
