@@ -78,7 +78,7 @@ class RowOrder:
 def worthwhile(change: str, now: float, then: float, *, rival: float = 0.0) -> Finding | None:
     """Return the finding, or None if its share is not clearly above today's and that of a rival."""
     enough = then - max(now, rival) >= WORTH_IT
-    return Finding(change=change, now=now, then=then) if enough else None
+    return Finding(change=change, now=now, then=min(1.0, then)) if enough else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,9 +65,10 @@ def test_a_sample_for_auto_reads_a_bounded_number_of_files(
 def test_a_sample_for_prefixes_reads_a_bounded_number_of_files_and_keeps_groups_whole(
     spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipemax_spark.rows.prefix._LOOKED_AT_ROWS", 4_000)
+    monkeypatch.setattr("pipemax_spark.rows.prefix.LOOKED_AT_ROWS", 4_000)
     with counted(spark) as work:
-        prompts = sample_by_beginning(rows, rows["text"], rows_in=ROWS)
+        sampled = sample_by_beginning(rows, rows["text"], rows_in=ROWS)
+    prompts = sampled.texts
     assert 500 <= len(prompts) <= 2_000
     assert work.rows_read <= 4_000 + 1_000 + 1_000
     groups = [prompt.split(" question ")[0] for prompt in prompts]
