@@ -31,9 +31,7 @@ class TuningRules:
     near_best: float = 0.04
     """Rivals are those predicted within this of the best."""
     worth: float = 0.02
-    """A gain below this is not looked for…"""
-    reach: float = 0.01
-    """…nor raced for, if it is predicted below that by more than predictions err by."""
+    """A predicted gain below this ends the tuning with the default."""
     sure: float = 0.04
     """A predicted gain above this decides where nothing can be raced."""
 

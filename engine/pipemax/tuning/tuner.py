@@ -207,13 +207,13 @@ class Tuner:
         rules, default = self._rules, self._envelope.default
         gains = {limits: float(self._predicted(limits) or 0.0) for limits in self._rates if limits != default}
         order = sorted(gains, key=lambda limits: gains[limits], reverse=True)
-        if not order or gains[order[0]] < rules.worth - rules.reach:
+        if not order or gains[order[0]] < rules.worth:
             self._settle(default, why=f"no other limits are within reach of {rules.worth:+.0%}")
             return
         best = order[0]
         rivals = list[StepLimits]()
         for limits in order:
-            is_near = gains[limits] >= max(gains[best] - rules.near_best, rules.worth - rules.reach)
+            is_near = gains[limits] >= max(gains[best] - rules.near_best, rules.worth / 2)
             if is_near and all(_differ(limits, other) for other in rivals) and len(rivals) < rules.max_rivals:
                 rivals.append(limits)
         pairs = self._budget_left_s(expected_s) / self._pair_s(rivals[0])
