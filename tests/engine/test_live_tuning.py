@@ -21,7 +21,6 @@ QUICK = TuningRules(
     block_steps=10,
     residences=1.0,
     worth=-1.0,
-    reach=9.0,
 )
 """Every stage within a minute, and a race whatever the simulation says."""
 
