@@ -154,18 +154,6 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
     assert "no number of rows" in message_of(result)
 
 
-def test_without_a_price_the_plan_has_hours_only(small: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    result = run("plan-capacity", "--rows", "20", *small, "--gpus-per-engine", "8", "--json", str(path))
-    assert result.exit_code == 0, result.output
-    assert "hours" in result.output
-    assert "cost" not in result.output
-    assert {option["cost"] for option in json.loads(path.read_text())} == {None}
-    assert result.output.startswith(
-        "planning 20 rows by little (14.2B parameters, 28 GB of weights) on little (8 × RTX 5090)"
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "line", "chosen"),
     [
@@ -220,10 +208,14 @@ def test_layouts_that_the_sample_does_not_fill_are_left_out(small: list[str]) ->
     assert "40 rows do not fill its engines" in message_of(result)
 
 
-def test_a_plan_loads_no_engine_and_no_spark(small: list[str]) -> None:
+def test_a_plan_loads_no_engine_and_no_spark_and_has_hours_only_without_a_price(
+    small: list[str], tmp_path: Path
+) -> None:
     """A laptop with numpy plans. Typer, not PipeMax, loads pydantic."""
+    path = tmp_path / "plan.json"
     heavy = ["torch", "vllm", "transformers", "pyspark", "deltalake"]
     arguments = ["pipemax", "plan-capacity", "--rows", "20", *small, "--gpus-per-engine", "8"]
+    arguments += ["--json", str(path)]
     command = (
         f"import sys; sys.modules.update(dict.fromkeys({heavy!r})); sys.argv = {arguments!r}; "
         "from pipemax_spark.cli import pipemax; pipemax()"
@@ -232,10 +224,19 @@ def test_a_plan_loads_no_engine_and_no_spark(small: list[str]) -> None:
         f"import sys; sys.modules.update(dict.fromkeys({[*heavy, 'pydantic', 'pyarrow', 'typer', 'rich']!r})); "
         "import pipemax.policy.capacity, pipemax.presets; print('chosen: ')"
     )
-    for code in (command, planner):
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    plan, imports = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        for code in (command, planner)
+    )
+    for result in (plan, imports):
         assert result.returncode == 0, result.stderr
         assert "chosen: " in result.stdout
+    assert plan.stdout.startswith(
+        "planning 20 rows by little (14.2B parameters, 28 GB of weights) on little (8 × RTX 5090)"
+    )
+    assert "hours" in plan.stdout
+    assert "cost" not in plan.stdout
+    assert {option["cost"] for option in json.loads(path.read_text())} == {None}
 
 
 def test_trace_explain_says_why_a_step_did_what_it_did() -> None:
