@@ -1,5 +1,6 @@
-"""The model of chunks and slots drives the job's own decisions: a slow node holds up no other."""
+"""The models of chunks and slots drive the job's own decisions: slow nodes hold up no others, short rows come last."""
 
+from lab.nights import tail
 from lab.nights.chunks import Model, Outcome
 
 
@@ -20,3 +21,19 @@ def test_a_slow_node_costs_the_others_time_only_where_few_chunks_may_be_in_fligh
     assert few.lost_share > 0.5
     assert many.lost_share < 0.01
     assert many.most_in_flight > few.most_in_flight == 2
+
+
+def lost(order: str, *, rows: int = 1_000, running: int = 64, correlation: float = 0.6) -> float:
+    return tail.Model(
+        rows=rows, engines=1, running=running, correlation=correlation, order=order, seed=0
+    ).run()
+
+
+def test_a_table_of_one_chunk_loses_less_at_its_end_where_the_correlation_is_known_beforehand() -> None:
+    assert lost("known") < lost("shortest") / 2
+    assert lost("known", correlation=0.0) == lost("shortest", correlation=0.0)
+
+
+def test_the_end_of_a_long_table_costs_little_in_any_order() -> None:
+    assert lost("answers") < 0.01
+    assert 0 <= lost("shortest", rows=30_000) < 0.02

@@ -23,14 +23,14 @@ from pipemax_spark.report.findings import (
 )
 from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.run_speed import prefill_share, rate_factor
-from pipemax_spark.report.summary import Findings, Summary, print_report
+from pipemax_spark.report.summary import SUMMARY_FILE, Findings, Summary, print_report
 from pipemax_spark.report.time_accounts import working_seconds
 from pipemax_spark.request.error_limits import tell_high_share
 from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.storage.fence import recovered_by
 from pipemax_spark.storage.hadoop import write_file
 
-_ARTIFACTS = ("summary.json", ENGINE_METRICS, "throughput.svg", "report.html")
+_ARTIFACTS = (SUMMARY_FILE, ENGINE_METRICS, "throughput.svg", "report.html")
 """Files of a run's directory that MLflow gets, as far as they are there."""
 
 
@@ -99,7 +99,7 @@ def conclude(
     reason = too_many_errors(job, totals, counts.recovered_runs)
     summary = _summary(job, run, counts, totals, has_failed=reason is not None)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
-    _write(job, job.directory / "summary.json", summary.to_json())
+    _write(job, job.directory / SUMMARY_FILE, summary.to_json())
     findings = replace(_findings(job, totals), advice=_advice(summary, worth_a_try))
     report = _write_page(job, run, summary, findings)
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
@@ -222,6 +222,7 @@ def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, 
         replicas=collector.replicas.totals(),
         engine_rates=collector.rates.totals(),
         drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
+        length_correlation=run.length_correlation(),
     )
 
 

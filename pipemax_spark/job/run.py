@@ -27,6 +27,7 @@ from pipemax_spark.report.progress_line import ProgressLine
 from pipemax_spark.report.report_totals import SILENT_S
 from pipemax_spark.report.samples import Sample, in_rows
 from pipemax_spark.report.silence import SilenceWatch
+from pipemax_spark.report.summary import earlier_length_correlation
 from pipemax_spark.report.time_accounts import whole_account
 from pipemax_spark.report.tracking import Tracker
 from pipemax_spark.rows.prefix import hit_rate
@@ -147,6 +148,9 @@ class Run:
         self._next_logged_s = 0.0
         self._per_row = max(1, len(job.options.ask))
         """The number of requests of a row, one for each question."""
+        is_pipemax = job.checked.reply.engine.get("policy") == "pipemax"
+        runs, output = job.directory.parent, job.table.name
+        self._earlier_correlation = None if is_pipemax else earlier_length_correlation(runs, output)
         self._runners: list[ChunkRunner] = []
         self.collector = collector
         self.tracker = tracker
@@ -213,7 +217,7 @@ class Run:
 
     def length_correlation(self) -> float | None:
         """Return the correlation of the lengths of prompts and answers; None while it is unknown."""
-        return self.collector.length_correlation()
+        return self.collector.length_correlation(earlier=self._earlier_correlation)
 
     def committed(self) -> None:
         """Stop the job if too many committed rows are error rows, in case no engine's report says so."""

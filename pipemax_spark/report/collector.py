@@ -40,6 +40,8 @@ about 1.4 ms of CPU."""
 _LONGEST_SERVER_WAIT_S = SILENT_S / 3
 _LONGEST_TASK_WAIT_S = 30.0
 """This bounds how late the error limits see the tasks' reports."""
+_STOCK = "vllm"
+"""The policy of engines that run stock vLLM."""
 
 
 class Collector:
@@ -132,18 +134,24 @@ class Collector:
         """Return the number of rows for the engine with the most room; None before the first has loaded."""
         return max((server.window_rows for server in self.servers()), default=0) or None
 
-    def length_correlation(self) -> float | None:
-        """Return the mean of what engines under stock vLLM have learned of prompt and answer lengths; None before.
+    def length_correlation(self, *, earlier: float | None = None) -> float | None:
+        """Return the mean of what engines under stock vLLM have learned of prompt and answer lengths.
+
+        Before they have, return what an ``earlier`` run of this job had learned.
 
         PipeMax's engines do not count: rows with long prompts and long answers together fill its memory, which cost up
         to 9% of a simulated run.
         """
+        servers = self.servers()
+        policies = [(server.policy or {}).get("chosen") for server in servers]
         known = [
             server.engine_metrics[LENGTH_CORRELATION]
-            for server in self.servers()
-            if LENGTH_CORRELATION in server.engine_metrics and (server.policy or {}).get("chosen") == "vllm"
+            for server, policy in zip(servers, policies, strict=True)
+            if LENGTH_CORRELATION in server.engine_metrics and policy == _STOCK
         ]
-        return sum(known) / len(known) if known else None
+        if known:
+            return sum(known) / len(known)
+        return earlier if {*policies} <= {_STOCK, None} else None
 
     def outlook(self, *, for_task: bool = False) -> JobOutlook | None:
         """Return what is left for the engines; None if the job's size is not known."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,9 @@ from pipemax_spark.rows.annotated import ANNOTATION
 _TEXT_WIDTH = 60
 _LABEL_WIDTH = 19
 _SHOWN_ENGINES, _SHOWN_ROWS = 16, 5
+_LOOKED_AT_RUNS = 20
+SUMMARY_FILE = "summary.json"
+"""The summary's name in a run's directory."""
 _TOLD_DRAIN = 0.05
 """Share of the engines' time from which on the drain has a line of its own."""
 
@@ -92,6 +96,10 @@ class Summary:
     """How long the output tokens of the drain would have taken at the rate of all others, summed over the engines: at
     most the drain's seconds.
     What ``time_account_s`` has for the drain beyond that is what the table's end cost. None if no engine tells it."""
+
+    length_correlation: float | None = None
+    """The correlation of the logarithms of prompts' and answers' lengths, as engines under stock vLLM learned it in
+    this run, or in an earlier one on the same output; None if none has. The next run orders its rows by it."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -257,6 +265,22 @@ def _engines(summary: Summary) -> list[tuple[str, str]]:
         if len(shown) > _SHOWN_ENGINES:
             facts.append((name, f"{len(shown)} in all, in the summary file"))
     return facts
+
+
+def earlier_length_correlation(runs: Path, output: str) -> float | None:
+    """Return the ``length_correlation`` of the latest run on this output that has one in its summary under ``runs``.
+
+    The run may have been under another spec: then the order of rows is a worse guess, and nothing else changes.
+    """
+    for path in sorted(runs.glob(f"*/{SUMMARY_FILE}"), reverse=True)[:_LOOKED_AT_RUNS]:
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # one that is being written, or deleted
+            continue
+        correlation: float | None = summary.get("length_correlation")
+        if correlation is not None and summary.get("output") == output:
+            return correlation
+    return None
 
 
 def counted(number: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from pipemax_spark.report.engine_log import EngineLog, ReportThinner
 from pipemax_spark.report.engine_tracks import EngineTracks
 from pipemax_spark.report.policy_notes import PolicyNotes, wants_row_lengths
 from pipemax_spark.report.report_totals import SILENT_S
+from pipemax_spark.report.summary import Summary, earlier_length_correlation
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.report.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.report.tracking import Tracker
@@ -122,7 +123,33 @@ def test_only_engines_under_stock_vllm_tell_whether_prompts_say_how_long_answers
             stats = replace(report(server), policy={"chosen": chosen})
             assert collector.length_correlation() in (None, 0.5, 0.4)
             outlook_after(collector, replace(stats, engine_metrics={"length_correlation": correlation}))
-        assert collector.length_correlation() == pytest.approx(0.4)
+        assert collector.length_correlation(earlier=0.9) == pytest.approx(0.4)
+
+
+def test_until_engines_tell_an_earlier_run_says_whether_prompts_say_how_long_answers_are() -> None:
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        assert collector.length_correlation(earlier=0.6) == 0.6
+        outlook_after(collector, replace(report("a"), policy={"chosen": "vllm"}))
+        assert collector.length_correlation(earlier=0.6) == 0.6
+        outlook_after(collector, replace(report("b"), policy={"chosen": "pipemax"}))
+        assert collector.length_correlation(earlier=0.6) is None
+
+
+def test_an_earlier_run_is_the_latest_on_the_output_that_has_learned_it(tmp_path: Path) -> None:
+    def write(run_id: str, **values: Any) -> None:
+        (tmp_path / run_id).mkdir()
+        summary = Summary(rows_in=1, output="table", length_correlation=0.1)
+        (tmp_path / run_id / "summary.json").write_text(replace(summary, **values).to_json())
+
+    assert earlier_length_correlation(tmp_path / "none", "table") is None
+    write("20261101T000000-a")
+    write("20261102T000000-b", length_correlation=0.2)
+    write("20261103T000000-c", length_correlation=None)
+    write("20261104T000000-d", output="another", length_correlation=0.4)
+    (tmp_path / "20261105T000000-e").mkdir()
+    (tmp_path / "20261105T000000-e" / "summary.json").write_text('{"length_corr')
+    assert earlier_length_correlation(tmp_path, "table") == 0.2
+    assert earlier_length_correlation(tmp_path, "another") == 0.4
 
 
 def test_many_servers_and_many_tasks_are_asked_for_fewer_reports() -> None:
