@@ -29,6 +29,7 @@ from pipemax.transfer.cuda.device import Fence
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxAsyncScheduler, PipeMaxScheduler
+from pipemax.vllm_ext.scheduler.tunable import TunableAsyncScheduler, TunableScheduler
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.fakes.vllm_kinds import (
     asynchronous_scheduling_on_cpu,
@@ -111,6 +112,8 @@ class Setting:
     """A fence is one that copies and computation over the GPU path do without."""
     is_stock: bool = False
     """vLLM's own scheduler, with ample blocks: what the answers must be."""
+    has_live_limits: bool = False
+    """vLLM's own scheduler, with limits that may change."""
     controller: dict[str, Any] = field(default_factory=dict)
     waves: bool = False
     """Only of a kind that ``has_waves``."""
@@ -172,6 +175,14 @@ class _StockScheduler(Scheduler):
 
 
 class _StockAsyncScheduler(_StockScheduler, AsyncScheduler):
+    pass
+
+
+class _LimitedScheduler(_StockScheduler, TunableScheduler):
+    pass
+
+
+class _LimitedAsyncScheduler(_StockScheduler, TunableAsyncScheduler):
     pass
 
 
@@ -255,12 +266,18 @@ class ParityEngine:
         self,
         requests: Sequence[Request],
         abort_at: dict[int, Sequence[str]] | None = None,
+        before_step: Callable[[], None] = lambda: None,
     ) -> Answers:
         """All at once; ``abort_at``: who is given up after how many steps. Answers of all that ended by themselves."""
         with runner_version(self.kind.runner):  # vLLM asks the environment for each request
-            return self._run(requests, abort_at or {})
+            return self._run(requests, abort_at or {}, before_step)
 
-    def _run(self, requests: Sequence[Request], abort_at: dict[int, Sequence[str]]) -> Answers:
+    def _run(
+        self,
+        requests: Sequence[Request],
+        abort_at: dict[int, Sequence[str]],
+        before_step: Callable[[], None],
+    ) -> Answers:
         self._num_runs += 1
         names: dict[str, str] = {}
         for request in requests:
@@ -273,6 +290,7 @@ class ParityEngine:
         answers: Answers = {}
         num_steps = 0
         while self.llm.has_unfinished_requests():
+            before_step()
             for output in self.llm.step():
                 if output.finished:
                     assert isinstance(output, RequestOutput)
@@ -309,6 +327,8 @@ class ParityEngine:
 
 
 def _scheduler_class(setting: Setting, kind: Kind) -> type[Scheduler]:
+    if setting.has_live_limits:
+        return _LimitedAsyncScheduler if kind.asynchronous else _LimitedScheduler
     if setting.is_stock:
         return _StockAsyncScheduler if kind.asynchronous else _StockScheduler
     return _ObservedAsyncScheduler if kind.asynchronous else _ObservedScheduler

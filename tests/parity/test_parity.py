@@ -6,7 +6,9 @@ there were evictions and prefetches: an engine that never moved anything proves 
 One engine for each kind takes on a pairwise cover of batches, pools and loads; ``test_full`` has the whole matrix.
 """
 
+import itertools
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -147,6 +149,23 @@ def test_tokens_are_the_same_where_a_step_is_planned_before_the_last_token_is_kn
     setting = Setting(num_batches=kind.pp, gpu_blocks=18, controller=batching)
     check(engine, setting, load, reference(kind, load))
     assert engine.scheduler.num_planned_in_flight > 0
+
+
+@pytest.mark.parametrize("kind", [V1, V1_ASYNC, V1_PIPELINE, V2_PIPELINE], ids=str)
+def test_tokens_of_stock_vllm_are_the_same_while_its_limits_change_in_every_step(
+    kind: Kind, engine_of: EngineOf, reference: Reference
+) -> None:
+    load, rng, steps = light(EVERYTHING), Random(0), itertools.count()
+    engine = engine_of(kind)
+    engine.reset(Setting(has_live_limits=True, gpu_blocks=24, fault=Fault.NONE))
+    most_tokens, most_rows = engine.scheduler.most_limits()
+
+    def change_limits() -> None:
+        assert next(steps) < 2_000, "rows do not end"
+        engine.scheduler.set_limits(rng.randint(8, most_tokens), rng.randint(1, most_rows))
+
+    answers = engine.run(load.make(), before_step=change_limits)
+    assert [*different(answers, reference(kind, load))] == []
 
 
 @pytest.mark.parametrize("kind", [TENSOR], ids=str)
