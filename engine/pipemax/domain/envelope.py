@@ -38,7 +38,7 @@ class RowShape:
 class Envelope:
     """What an engine is started for."""
 
-    most: StepLimits
+    ceiling: StepLimits
     """The largest step."""
     begin: StepLimits
     """The limits with which it begins: vLLM's default, or the user's own."""
@@ -47,7 +47,7 @@ class Envelope:
     rows_of_kv: float
     """Rows of the mean length, half of its output there, that the KV cache holds."""
     cost_bytes: float
-    """An estimate of what ``most`` takes of each GPU's memory beyond ``begin``, without graphs."""
+    """An estimate of what ``ceiling`` takes of each GPU's memory beyond ``begin``, without graphs."""
 
 
 def plan_envelope(
@@ -80,7 +80,7 @@ def plan_envelope(
         tokens *= 2
     rows = rows if keeps_rows else min(rows, tokens)  # vLLM refuses a step with fewer tokens than rows
     return Envelope(
-        most=StepLimits(step_tokens=tokens, running_rows=rows),
+        ceiling=StepLimits(step_tokens=tokens, running_rows=rows),
         begin=default,
         graph_rows=min(rows, by_kv, _MOST_GRAPH_ROWS),
         rows_of_kv=rows_of_kv,

@@ -31,24 +31,24 @@ class StepLimits:
             if getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)}, must be at least 1")
 
-    def within(self, most: "StepLimits") -> "StepLimits":
-        """Return these limits, none of them above ``most``."""
+    def within(self, ceiling: "StepLimits") -> "StepLimits":
+        """Return these limits, none of them above ``ceiling``."""
         return StepLimits(
-            step_tokens=min(self.step_tokens, most.step_tokens),
-            running_rows=min(self.running_rows, most.running_rows),
+            step_tokens=min(self.step_tokens, ceiling.step_tokens),
+            running_rows=min(self.running_rows, ceiling.running_rows),
         )
 
 
-def check_limits(limits: Sequence[StepLimits], most: Sequence[StepLimits]) -> None:
-    """Raise ``ValueError`` unless there are limits for each replica, none above the ``most`` it was started for.
+def check_limits(limits: Sequence[StepLimits], ceilings: Sequence[StepLimits]) -> None:
+    """Raise ``ValueError`` unless there are limits for each replica, none above the ``ceilings`` it was started for.
 
-    ``most`` is empty for an engine whose limits are fixed.
+    ``ceilings`` are empty for an engine whose limits are fixed.
     """
-    if not most:
+    if not ceilings:
         raise ValueError("the limits of this engine's steps are those of its start; they cannot change")
-    if len(limits) != len(most):
-        raise ValueError(f"{len(limits)} limits were given, and the engine has {len(most)} replicas")
-    for number, (wanted, ceiling) in enumerate(zip(limits, most, strict=True), 1):
+    if len(limits) != len(ceilings):
+        raise ValueError(f"{len(limits)} limits were given, and the engine has {len(ceilings)} replicas")
+    for number, (wanted, ceiling) in enumerate(zip(limits, ceilings, strict=True), 1):
         if wanted.within(ceiling) != wanted:
             raise ValueError(f"replica {number}: {wanted} is above what it was started for, {ceiling}")
 
@@ -100,13 +100,13 @@ class StepRecords:
         return cls.from_plain({})
 
     @classmethod
-    def joined(cls, parts: Sequence["StepRecords"], *, most: int | None = None) -> Self:
-        """Return successive records as one, of the newest ``most`` steps if it is given."""
+    def joined(cls, parts: Sequence["StepRecords"], *, newest: int | None = None) -> Self:
+        """Return successive records as one, of the ``newest`` steps if it is given."""
         if not parts:
             return cls.none()
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         count = len(arrays["seconds"])
-        excess = 0 if most is None else max(0, count - most)
+        excess = 0 if newest is None else max(0, count - newest)
         dropped = sum(part.dropped for part in parts) + excess
         return cls(**{name: array[excess:] for name, array in arrays.items()}, dropped=dropped)
 

@@ -113,9 +113,9 @@ def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -
         _send(connection, Failed(reason=f"the engine did not start: {error!r}"))
         return 1
     replica = _Replica(connection, engine)
-    most, limits = (next(iter(of_all), None) for of_all in (engine.most_limits(), engine.limits()))
+    ceiling, limits = (next(iter(of_all), None) for of_all in (engine.most_limits(), engine.limits()))
     facts = engine.tuning_facts()
-    _send(connection, Started(policy=policy, most_limits=most, limits=limits, tuning=facts))
+    _send(connection, Started(policy=policy, most_limits=ceiling, limits=limits, tuning=facts))
     return replica.run(lines)
 
 

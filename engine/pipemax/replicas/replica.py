@@ -102,7 +102,7 @@ class Replica:
             self.send(SetLimits(limits=limits.within(self.most_limits)))
 
     def note_steps(self, records: StepRecords) -> None:
-        self._records = StepRecords.joined([self._records, records], most=MOST_STEPS)
+        self._records = StepRecords.joined([self._records, records], newest=MOST_STEPS)
 
     def take_step_records(self) -> StepRecords:
         """Return the steps that it has sent since the last call, and ask for more."""

@@ -112,8 +112,8 @@ class ReplicaSet:
     def most_limits(self) -> list[StepLimits]:
         """See ``Engine.most_limits``; empty if the limits of any replica are fixed."""
         with self._lock:
-            most = [r.most_limits for r in self._replicas.values() if r.most_limits is not None]
-            return most if len(most) == len(self._replicas) else []
+            ceilings = [r.most_limits for r in self._replicas.values() if r.most_limits is not None]
+            return ceilings if len(ceilings) == len(self._replicas) else []
 
     def limits(self) -> list[StepLimits]:
         """See ``Engine.limits``."""
@@ -129,9 +129,9 @@ class ReplicaSet:
 
     def take_step_records(self) -> list[StepRecords]:
         """See ``Engine.take_step_records``."""
-        most = self.most_limits()
+        is_live = bool(self.most_limits())
         with self._lock:
-            return [replica.take_step_records() for replica in self._replicas.values()] if most else []
+            return [replica.take_step_records() for replica in self._replicas.values()] if is_live else []
 
     def tuning_facts(self) -> TuningFacts | None:
         """See ``Engine.tuning_facts``."""

@@ -40,9 +40,9 @@ def test_short_rows_of_a_small_model_get_more_rows_up_to_what_their_logits_may_t
     envelope = on_h100(CHAT)
     assert envelope.rows_of_kv == pytest.approx(1_750, rel=0.05)
     gpu_bytes = H100.gpu.memory_bytes
-    assert envelope.most.running_rows % 8 == 0
-    assert 1_024 < envelope.most.running_rows <= 0.02 * gpu_bytes / (8 * 151_936)
-    assert envelope.most.step_tokens == OF_H100.step_tokens
+    assert envelope.ceiling.running_rows % 8 == 0
+    assert 1_024 < envelope.ceiling.running_rows <= 0.02 * gpu_bytes / (8 * 151_936)
+    assert envelope.ceiling.step_tokens == OF_H100.step_tokens
     assert envelope.begin == OF_H100
     assert envelope.graph_rows == 1_024
     assert 0 < envelope.cost_bytes < 0.02 * gpu_bytes
@@ -50,26 +50,26 @@ def test_short_rows_of_a_small_model_get_more_rows_up_to_what_their_logits_may_t
 
 def test_on_a_smaller_gpu_rows_are_those_of_the_kv_cache_and_a_seventh_more() -> None:
     envelope = plan_envelope(L20, QWEN3_1_7B, ONE, replace(CHAT, prompt_tokens=600), OF_L20)
-    rows = envelope.most.running_rows
+    rows = envelope.ceiling.running_rows
     assert 1.15 * envelope.rows_of_kv <= rows < 1.15 * envelope.rows_of_kv + 9
     assert envelope.graph_rows == rows
 
 
 def test_long_prompts_with_short_outputs_get_steps_twice_as_long() -> None:
     envelope = on_h100(CLASSIFY)
-    assert envelope.most == StepLimits(step_tokens=32_768, running_rows=1_024)
+    assert envelope.ceiling == StepLimits(step_tokens=32_768, running_rows=1_024)
     assert envelope.graph_rows < 400, "no more rows than the KV cache holds decode together"
 
 
 def test_steps_stay_as_they_are_where_their_activations_would_take_too_much() -> None:
     wide = replace(load_model("qwen3-32b"), num_layers=8)
     node = replace(L20, gpu=replace(L20.gpu, memory_bytes=30 << 30))
-    assert plan_envelope(node, wide, ONE, CLASSIFY, OF_L20).most.step_tokens == OF_L20.step_tokens
+    assert plan_envelope(node, wide, ONE, CLASSIFY, OF_L20).ceiling.step_tokens == OF_L20.step_tokens
 
 
 def test_nothing_is_below_vllm_s_default_where_the_kv_cache_holds_few_rows() -> None:
     envelope = on_h100(RowShape(prompt_tokens=8_000, output_tokens=8_000), load_model("qwen3-8b"))
-    assert envelope.most == envelope.begin == OF_H100
+    assert envelope.ceiling == envelope.begin == OF_H100
     assert envelope.cost_bytes == 0
 
 
@@ -77,12 +77,12 @@ def test_nothing_is_below_vllm_s_default_where_the_kv_cache_holds_few_rows() -> 
 def test_the_user_s_own_limits_are_kept(row: RowShape) -> None:
     own = StepLimits(step_tokens=2_048, running_rows=3_000)
     envelope = plan_envelope(H100, QWEN3_1_7B, ONE, row, own, keeps_rows=True, keeps_tokens=True)
-    assert envelope.most == envelope.begin == own
+    assert envelope.ceiling == envelope.begin == own
     rows_kept = plan_envelope(
         H100, QWEN3_1_7B, ONE, CLASSIFY, replace(OF_H100, running_rows=64), keeps_rows=True
     )
-    assert rows_kept.most.running_rows == 64
-    assert rows_kept.most.step_tokens == OF_H100.step_tokens, "64 rows need no longer steps"
+    assert rows_kept.ceiling.running_rows == 64
+    assert rows_kept.ceiling.step_tokens == OF_H100.step_tokens, "64 rows need no longer steps"
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:

@@ -23,8 +23,8 @@ def test_limits_below_one_are_refused_by_name() -> None:
 
 
 def test_limits_are_cut_to_those_that_an_engine_began_with() -> None:
-    most = StepLimits(step_tokens=100, running_rows=10)
-    assert StepLimits(step_tokens=200, running_rows=5).within(most) == StepLimits(
+    ceiling = StepLimits(step_tokens=100, running_rows=10)
+    assert StepLimits(step_tokens=200, running_rows=5).within(ceiling) == StepLimits(
         step_tokens=100, running_rows=5
     )
 
@@ -44,7 +44,7 @@ def test_records_are_as_before_after_json_and_a_gap_stays_one() -> None:
 
 
 def test_joined_records_keep_the_newest_steps_and_count_the_others() -> None:
-    joined = StepRecords.joined([records(0.1, 0.2, dropped=1), StepRecords.none(), records(0.3)], most=2)
+    joined = StepRecords.joined([records(0.1, 0.2, dropped=1), StepRecords.none(), records(0.3)], newest=2)
     assert joined.seconds.tolist() == [0.2, 0.3]
     assert joined.dropped == 2
     assert len(StepRecords.joined([])) == 0

@@ -106,10 +106,10 @@ class _Tuning:
         self._rules = rules
         self._config = config
         self._kept_in = Path(facts.kept_in)
-        default, most = engine.limits(), engine.most_limits()
+        default, ceiling = engine.limits(), engine.most_limits()
         self._envelope = Envelope(
             default=default[0],
-            ceiling=most[0],
+            ceiling=ceiling[0],
             capacity=KvCapacity(block_tokens=facts.block_tokens, gpu_blocks=facts.kv_blocks, host_blocks=0),
             least_step_tokens=min(_LEAST_STEP_TOKENS, default[0].step_tokens),
         )

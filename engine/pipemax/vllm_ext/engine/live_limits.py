@@ -31,12 +31,12 @@ class LiveLimits:
         Call this before the engine's thread begins.
         """
         self._engine = engine
-        self.most = [most_limits(engine)] if has_tunable_scheduler(vllm_config) else []
+        self.ceilings = [most_limits(engine)] if has_tunable_scheduler(vllm_config) else []
         """One entry, or none for limits that are fixed."""
-        self.present = self.most
+        self.present = self.ceilings
         """Those that were set last."""
-        if self.most and begin is not None:
-            self.present = [begin.within(self.most[0])]
+        if self.ceilings and begin is not None:
+            self.present = [begin.within(self.ceilings[0])]
             self.set(self.present[0])
         self._lock = threading.Lock()
         self._records = StepRecords.none()
@@ -46,14 +46,14 @@ class LiveLimits:
 
     def choose(self, limits: Sequence[StepLimits]) -> None:
         """Note the limits that ``set`` will send. ``ValueError`` for those that ``Engine.set_limits`` does not take."""
-        check_limits(limits, self.most)
+        check_limits(limits, self.ceilings)
         self.present = [*limits]
 
     def take(self) -> list[StepRecords]:
         """Return the records that have come from the scheduler since the last call."""
         with self._lock:
             records, self._records = self._records, StepRecords.none()
-        return [records] if self.most else []
+        return [records] if self.ceilings else []
 
     # -- the engine's thread ----------------------------------------------------------------------------------
 
@@ -71,5 +71,5 @@ class LiveLimits:
 
     def _keep(self, records: StepRecords) -> None:
         with self._lock:
-            self._records = StepRecords.joined([self._records, records], most=MOST_STEPS)
+            self._records = StepRecords.joined([self._records, records], newest=MOST_STEPS)
             self._is_asked = False

@@ -230,7 +230,7 @@ class VllmEngine:
         self._commands.put(_Call(partial(use_batching, self._engine, batching, mixed_step_tokens)))
 
     def most_limits(self) -> list[StepLimits]:
-        return self._limits.most
+        return self._limits.ceilings
 
     def limits(self) -> list[StepLimits]:
         return self._limits.present
@@ -240,7 +240,7 @@ class VllmEngine:
         self._commands.put(_Call(partial(self._limits.set, limits[0])))
 
     def take_step_records(self) -> list[StepRecords]:
-        if self._limits.most:
+        if self._limits.ceilings:
             self._commands.put(_Call(self._limits.ask))
         return self._limits.take()
 

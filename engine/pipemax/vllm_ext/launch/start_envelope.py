@@ -81,12 +81,12 @@ def envelope_arguments(config: EngineConfig, envelope: Envelope | None) -> dict[
     """Return the arguments of vLLM that start it for this envelope, and log what they cost."""
     if envelope is None:
         return {}
-    most, begin = envelope.most, envelope.begin
+    ceiling, begin = envelope.ceiling, envelope.begin
     values: dict[str, Any] = {}
-    if most.running_rows != begin.running_rows:
-        values["max_num_seqs"] = most.running_rows
-    if most.step_tokens != begin.step_tokens:
-        values["max_num_batched_tokens"] = most.step_tokens
+    if ceiling.running_rows != begin.running_rows:
+        values["max_num_seqs"] = ceiling.running_rows
+    if ceiling.step_tokens != begin.step_tokens:
+        values["max_num_batched_tokens"] = ceiling.step_tokens
     if envelope.graph_rows > _USUAL_GRAPH_ROWS and _graphs_are_open(config):
         values["cudagraph_capture_sizes"] = graph_sizes(envelope.graph_rows)
     if values:
@@ -94,7 +94,10 @@ def envelope_arguments(config: EngineConfig, envelope: Envelope | None) -> dict[
             "vLLM starts for steps of up to %s tokens and %s rows (begins with %s and %s), and CUDA graphs of up to "
             "%s rows: the KV cache holds about %s rows of this job. That takes about %.1f GB of each GPU, besides the "
             "graphs",
-            *(f"{n:,}" for n in (most.step_tokens, most.running_rows, begin.step_tokens, begin.running_rows)),
+            *(
+                f"{n:,}"
+                for n in (ceiling.step_tokens, ceiling.running_rows, begin.step_tokens, begin.running_rows)
+            ),
             f"{max(values.get('cudagraph_capture_sizes', [_USUAL_GRAPH_ROWS])):,}",
             f"{envelope.rows_of_kv:,.0f}",
             envelope.cost_bytes / 1e9,

@@ -111,8 +111,8 @@ def test_what_the_user_sets_is_not_overwritten(
         assert envelope is not None
         assert absent not in envelope_arguments(own, envelope)
         rows, tokens = own.vllm_argument("max_num_seqs"), own.vllm_argument("max_num_batched_tokens")
-        assert rows is None or envelope.most.running_rows == envelope.begin.running_rows == rows
-        assert tokens is None or envelope.most.step_tokens == envelope.begin.step_tokens == tokens
+        assert rows is None or envelope.ceiling.running_rows == envelope.begin.running_rows == rows
+        assert tokens is None or envelope.ceiling.step_tokens == envelope.begin.step_tokens == tokens
 
 
 @pytest.mark.parametrize(
