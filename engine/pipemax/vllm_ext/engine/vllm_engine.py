@@ -245,7 +245,7 @@ class VllmEngine:
         return self._limits.take()
 
     def tuning_facts(self) -> TuningFacts | None:
-        return tuning_facts(self._config, self._vllm.vllm_config) if self._limits.most else None
+        return tuning_facts(self._config, self._vllm.vllm_config) if self._limits.ceilings else None
 
     def admission_credit_tokens(self) -> int:
         return self._admission.credit_tokens()
