@@ -16,7 +16,14 @@ def write_page(lines: Sequence[Line], path: Path) -> None:
     parts = [written.rstrip(), "", END, ""]
     for hours in sorted({line["hours"] for line in trials}):
         these = [line for line in trials if line["hours"] == hours]
-        parts += [f"## Tables of {hours:g} hours", "", *_gates(these), "", *_by_setting(these), ""]
+        parts += [
+            f"## Tables of {hours:g} hour{'s' * (hours != 1)}",
+            "",
+            *_gates(these),
+            "",
+            *_by_setting(these),
+            "",
+        ]
     parts += ["## The grid", "", *_grid(lines)]
     path.write_text("\n".join(parts).strip() + "\n", encoding="utf-8")
 
