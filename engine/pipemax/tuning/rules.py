@@ -33,11 +33,18 @@ class TuningRules:
     worth: float = 0.02
     """A predicted gain below this ends the tuning with the default."""
     sure: float = 0.04
-    """A predicted gain above this decides where nothing can be raced."""
+    """A predicted gain above this is tried in a pair or two where the budget has too few for a race…"""
+    confirming_pairs: int = 2
+    confirming_share: float = 0.2
+    """…within this share of the table's expected seconds, for half of which the engine runs under the default."""
 
     def budget_s(self, table_s: float) -> float:
         """Return the seconds that a tuning may take, of a table that is expected to take ``table_s``."""
         return min(self.max_s, self.max_share * table_s)
+
+    def confirming_budget_s(self, table_s: float) -> float:
+        """Return the same where a large predicted gain is only to be confirmed."""
+        return min(self.max_s, self.confirming_share * table_s)
 
     def block(
         self, limits: tuple[StepLimits, ...], *, residence_s: float | None, is_changed: bool

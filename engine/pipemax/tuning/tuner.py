@@ -93,6 +93,7 @@ class Tuner:
         self._has_rows = False  # all candidates that differ in rows were simulated
         self._rates: dict[StepLimits, float] = {}
         self._run: RaceRun | None = None
+        self._is_confirming = False
         if self.costs is not None:
             self.stage = Stage.CHECK
             if self._start == envelope.default:
@@ -133,6 +134,9 @@ class Tuner:
 
     def _budget_left_s(self, expected_s: float) -> float:
         return self._rules.budget_s(self._seconds + expected_s) - self._spent_s
+
+    def _confirming_left_s(self, expected_s: float) -> float:
+        return self._rules.confirming_budget_s(self._seconds + expected_s) - self._spent_s
 
     # The sweep.
 
@@ -219,14 +223,11 @@ class Tuner:
         pairs = self._budget_left_s(expected_s) / self._pair_s(rivals[0])
         rivals = rivals[: int(pairs // rules.fewest_pairs)]
         if not rivals:
-            is_sure = gains[best] > rules.sure
-            why = (
-                "simulated, for a race takes too long"
-                if is_sure
-                else "a race takes too long for what it may gain"
-            )
-            self._settle(best if is_sure else default, why=why)
-            return
+            pairs = min(rules.confirming_pairs, self._confirming_left_s(expected_s) / self._pair_s(best))
+            if gains[best] <= rules.sure or pairs < 1:
+                self._settle(default, why="a race takes too long for what it may gain")
+                return
+            rivals, self._is_confirming = [best], True
         self._begin_race(rivals, pairs)
         self.stage = Stage.RACE
 
@@ -251,10 +252,14 @@ class Tuner:
 
     def _race(self, records: Sequence[StepRecords], expected_s: float) -> None:
         assert self._run is not None
-        verdict = self._run.advance(records, left_s=self._budget_left_s(expected_s))
+        is_short = self._is_confirming
+        left_s = self._confirming_left_s(expected_s) if is_short else self._budget_left_s(expected_s)
+        verdict = self._run.advance(records, left_s=left_s)
         self._limits = [*self._run.limits]
         if verdict is not None:
             winner = verdict.winner
+            if is_short and winner is not None and winner.measured_mean() <= 0:
+                winner = None  # the simulation alone was for it
             limits = self._envelope.default if winner is None else winner.limits
             self._settle(limits, why=verdict.why, rival=winner)
 

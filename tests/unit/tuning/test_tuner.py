@@ -78,13 +78,24 @@ def test_a_gain_that_only_the_simulation_sees_does_not_win_the_race() -> None:
         assert engine.rate(tuner.tuned.limits) >= 0.98 * engine.rate(DEFAULT), tuner.tuned
 
 
-def test_a_large_simulated_gain_decides_where_a_race_takes_too_long() -> None:
+def test_a_large_simulated_gain_is_confirmed_in_two_pairs_where_a_race_takes_too_long() -> None:
     engine, tuner = SyntheticEngine(memory_bound), Tuner(envelope())
     drive(tuner, [engine], 0.75 * HOUR_S)
     assert tuner.tuned is not None
-    assert (tuner.tuned.pairs, tuner.tuned.gain, tuner.tuned.is_default) == (0, None, False)
-    assert "simulated, not raced" in str(tuner.tuned)
+    assert (tuner.tuned.pairs, tuner.tuned.is_default) == (2, False)
+    assert tuner.tuned.gain is not None
     assert engine.rate(tuner.tuned.limits) >= 0.96 * best_rate(engine)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_simulated_gain_that_two_pairs_do_not_show_is_left(seed: int) -> None:
+    def with_a_cliff(decodes: float, prompts: float, kv_tokens: float) -> float:
+        return memory_bound(decodes, prompts, kv_tokens) * (1.0 if decodes < 210 else 4.0)
+
+    engine, tuner = SyntheticEngine(with_a_cliff, seed=seed), Tuner(envelope())
+    drive(tuner, [engine], 0.75 * HOUR_S)
+    assert tuner.tuned is not None
+    assert engine.rate(tuner.tuned.limits) >= 0.98 * engine.rate(DEFAULT), tuner.tuned
 
 
 def test_a_short_table_runs_under_the_limits_it_starts_with() -> None:
@@ -100,7 +111,9 @@ def test_the_budget_is_never_exceeded(hours: float) -> None:
     tuner = Tuner(envelope())
     seconds = drive(tuner, [SyntheticEngine(memory_bound, noise=0.08, seed=4)], hours * HOUR_S)
     a_call_s = 1.5
-    assert seconds <= min(900.0, 0.05 * hours * HOUR_S) + a_call_s
+    assert seconds <= min(900.0, 0.2 * hours * HOUR_S) + a_call_s, (
+        "a twentieth is for a race, the rest to confirm"
+    )
     assert tuner.tuned is not None
 
 
