@@ -166,7 +166,7 @@ def test_stock_vllm_runs_in_its_own_best_layout_where_pipemax_gains_one_percent(
 def test_estimates_hide_no_layout_in_which_pipemax_is_fastest() -> None:
     node = small_node(num_gpus=4, kv_gb=0.8)
     choice = chosen_on(node, policy=Policy.PIPEMAX)
-    fastest = 0.0
+    rates: dict[Layout, float] = {}
     for layout in possible_layouts(node):
         if layout_refusal(node, small_model(), layout) is not None:
             continue
@@ -177,9 +177,8 @@ def test_estimates_hide_no_layout_in_which_pipemax_is_fastest() -> None:
         for run in runs:
             assert estimate is not None
             assert 0.6 * estimate <= run.tokens_per_s <= 1.2 * estimate, f"{run} in {layout}"
-            fastest = max(fastest, run.tokens_per_s)
-    assert choice.best is not None
-    assert choice.best.tokens_per_s >= 0.99 * fastest
+            rates[layout] = max(rates.get(layout, 0.0), run.tokens_per_s)
+    assert rates[choice.layout] >= 0.99 * max(rates.values()), rates
 
 
 def test_waves_are_simulated_where_the_engine_would_accept_them() -> None:
