@@ -6,13 +6,13 @@ from functools import cache
 import numpy as np
 
 from pipemax.domain.hardware import WeightDtype
-from pipemax.domain.specs import ModelSpec, NodeSpec, Parallelism, kv_capacity
+from pipemax.domain.specs import KvCapacity, ModelSpec, NodeSpec, Parallelism, kv_capacity
 from pipemax.domain.step_records import StepLimits
 from pipemax.domain.workload import LengthStatistics, WorkloadSpec
 from pipemax.presets import load_model, load_node, load_workload
 from pipemax.sim.systems.scenario import Scenario
 from pipemax.sim.workloads import Workload, draw_workload
-from pipemax.tuning.table import Envelope, Lengths, ceiling_of, steady_step_tokens
+from pipemax.tuning.table import Envelope, Lengths, steady_step_tokens
 
 LLAMA_1B = ModelSpec(
     name="llama-3.2-1b",
@@ -80,6 +80,15 @@ _GRID_ROWS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15)
 _GRID_TOKENS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
+def _ceiling_of(default: StepLimits, capacity: KvCapacity, lengths: Lengths) -> StepLimits:
+    """Return what an engine is started for; the product's formula leaves room for logits and activations as well."""
+    room = Envelope(default=default, ceiling=default, capacity=capacity, least_step_tokens=1)
+    fit = room.rows_that_fit(lengths)
+    rows = max(256, default.running_rows, min(4096, -(-round(1.15 * fit) // 8) * 8))
+    tokens = default.step_tokens * (2 if steady_step_tokens(fit, lengths) > 0.75 * default.step_tokens else 1)
+    return StepLimits(step_tokens=max(tokens, rows), running_rows=rows)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """An engine and a table."""
@@ -110,7 +119,7 @@ class Setting:
         capacity = kv_capacity(self.node, self.model, Parallelism(pipeline=1, tensor=1), frees_windows=True)
         lengths = self.sample()
         return Envelope(
-            default=self.default, ceiling=ceiling_of(self.default, capacity, lengths), capacity=capacity
+            default=self.default, ceiling=_ceiling_of(self.default, capacity, lengths), capacity=capacity
         )
 
     def sample(self) -> Lengths:

@@ -35,7 +35,7 @@ class RowShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class StartEnvelope:
     """What an engine is started for."""
 
     ceiling: StepLimits
@@ -60,7 +60,7 @@ def plan_envelope(
     block_tokens: int = 16,
     keeps_rows: bool = False,
     keeps_tokens: bool = False,
-) -> Envelope:
+) -> StartEnvelope:
     """Return the envelope for rows of this shape, nowhere below ``default``, which is vLLM's or the user's own.
 
     ``keeps_rows`` and ``keeps_tokens`` name those that are the user's own. ``ValueError`` if the model does not fit.
@@ -79,7 +79,7 @@ def plan_envelope(
     if not keeps_tokens and balanced_tokens > _SHORT_STEP * tokens and fits:
         tokens *= 2
     rows = rows if keeps_rows else min(rows, tokens)  # vLLM refuses a step with fewer tokens than rows
-    return Envelope(
+    return StartEnvelope(
         ceiling=StepLimits(step_tokens=tokens, running_rows=rows),
         begin=default,
         graph_rows=min(rows, by_kv, _MOST_GRAPH_ROWS),

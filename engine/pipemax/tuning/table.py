@@ -25,11 +25,6 @@ _CANDIDATE_ROWS = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1)
 _ENOUGH_TOKENS = 1.5
 _CANDIDATE_TOKENS = (0.5, 0.75, 1.0, 3.0)
 """Multiples of the tokens of a steady engine's step, next to ``_ENOUGH_TOKENS``."""
-_CEILING_ROWS = (256, 4096)
-_SPARE_ROWS = 1.15
-"""The ceiling of running rows, as a multiple of those whose KV fits."""
-_LARGE_STEPS = 0.75
-"""Of the default step, beyond which a steady engine's step asks for twice the default."""
 _ROWS_TO_KNOW_LENGTHS = 50
 _TOKENS_MULTIPLE = 64
 _ROWS_MULTIPLE = 8
@@ -145,22 +140,6 @@ class Envelope:
         )
         tokens = min(self.ceiling.step_tokens, tokens)
         return StepLimits(step_tokens=tokens, running_rows=min(rows, tokens))
-
-
-def ceiling_of(default: StepLimits, capacity: KvCapacity, lengths: Lengths) -> StepLimits:
-    """Return the limits for which to start an engine that will be tuned, by a sample of the table's rows.
-
-    What they cost in memory is not known here: logits and activations of larger steps take KV.
-    """
-    room = Envelope(default=default, ceiling=default, capacity=capacity, least_step_tokens=1)
-    fit = room.rows_that_fit(lengths)
-    low, high = _CEILING_ROWS
-    rows = max(
-        low, default.running_rows, min(high, -(-round(_SPARE_ROWS * fit) // _ROWS_MULTIPLE) * _ROWS_MULTIPLE)
-    )
-    is_large = steady_step_tokens(fit, lengths) > _LARGE_STEPS * default.step_tokens
-    tokens = default.step_tokens * (2 if is_large else 1)
-    return StepLimits(step_tokens=max(tokens, rows), running_rows=rows)
 
 
 def sweep_limits(envelope: Envelope, lengths: Lengths, share_of_rows: float, tokens: float) -> StepLimits:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipemax.domain.envelope import Envelope, RowShape, graph_sizes, plan_envelope
+from pipemax.domain.envelope import RowShape, StartEnvelope, graph_sizes, plan_envelope
 from pipemax.domain.specs import ModelSpec, Parallelism
 from pipemax.domain.step_records import StepLimits
 from pipemax.presets import load_model, load_node
@@ -32,7 +32,7 @@ QWEN3_1_7B = ModelSpec(
 )
 
 
-def on_h100(row: RowShape, model: ModelSpec = QWEN3_1_7B, **more: bool) -> Envelope:
+def on_h100(row: RowShape, model: ModelSpec = QWEN3_1_7B, **more: bool) -> StartEnvelope:
     return plan_envelope(H100, model, ONE, row, OF_H100, **more)
 
 

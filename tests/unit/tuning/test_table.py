@@ -8,7 +8,6 @@ from pipemax.domain.step_records import StepLimits
 from pipemax.tuning.table import (
     Envelope,
     Lengths,
-    ceiling_of,
     row_candidates,
     steady_step_tokens,
     sweep_limits,
@@ -37,13 +36,6 @@ def test_rows_fit_by_half_of_their_outputs() -> None:
         capacity=KvCapacity(block_tokens=16, gpu_blocks=1000, host_blocks=0),
     )
     assert room.rows_that_fit(lengths(300, 184)) == pytest.approx(16_000 / 400)
-
-
-def test_a_table_of_long_prompts_and_short_answers_asks_for_larger_steps() -> None:
-    capacity = KvCapacity(block_tokens=16, gpu_blocks=30_000, host_blocks=0)
-    assert ceiling_of(DEFAULT, capacity, lengths(2000, 10)) == StepLimits(step_tokens=4096, running_rows=280)
-    assert ceiling_of(DEFAULT, capacity, lengths(300, 600)).step_tokens == 2048
-    assert ceiling_of(DEFAULT, capacity, lengths(10, 10)).running_rows == 4096
 
 
 def test_limits_are_cut_to_what_the_engine_can_take() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from pipemax.checkpoint.model_config import read_model_config
 from pipemax.checkpoint.model_shapes import model_shapes
 from pipemax.config import EngineConfig, Policy, RowLengths
-from pipemax.domain.envelope import Envelope, RowShape, graph_sizes, plan_envelope
+from pipemax.domain.envelope import RowShape, StartEnvelope, graph_sizes, plan_envelope
 from pipemax.domain.specs import NodeSpec, Parallelism
 from pipemax.domain.step_records import StepLimits
 from pipemax.node.gpus import engine_gpus, pipeline_parallel_size
@@ -41,7 +41,7 @@ DescribeMachine = Callable[[Mapping[str, str], Sequence[str]], NodeSpec]
 
 def start_envelope(
     config: EngineConfig, *, describe_machine: DescribeMachine = machine_profile
-) -> Envelope | None:
+) -> StartEnvelope | None:
     """Return what an engine of stock vLLM is started for; ``None`` if that is left to vLLM."""
     arguments, lengths, gpus = config.vllm_arguments, config.row_lengths, engine_gpus(os.environ)
     if current_platform.is_cpu() or config.is_pooling or lengths is None or not gpus or not config.tune:
@@ -77,7 +77,7 @@ def limits_at_start(config: EngineConfig) -> StepLimits | None:
     return None if envelope is None else envelope.begin
 
 
-def envelope_arguments(config: EngineConfig, envelope: Envelope | None) -> dict[str, Any]:
+def envelope_arguments(config: EngineConfig, envelope: StartEnvelope | None) -> dict[str, Any]:
     """Return the arguments of vLLM that start it for this envelope, and log what they cost."""
     if envelope is None:
         return {}
