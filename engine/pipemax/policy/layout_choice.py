@@ -199,11 +199,11 @@ class _Search:
             runs += self._run(max(bounds, key=bounds.__getitem__), bounds, short_runs, 0.0)
         bounds |= self._pipemax_bounds()
         while bounds:
-            most = max(bounds, key=bounds.__getitem__)
+            fastest = max(bounds, key=bounds.__getitem__)
             best = max(map(_worth, runs), default=0.0)
-            if bounds[most] <= best:
+            if bounds[fastest] <= best:
                 break
-            runs += self._run(most, bounds, short_runs, best)
+            runs += self._run(fastest, bounds, short_runs, best)
         return [*runs, *(replace(short_run, is_bound=True) for short_run in short_runs.values())]
 
     def _run(
