@@ -88,7 +88,6 @@ def test_a_run_begins_with_long_prompts_if_an_earlier_one_had_learned_that_their
     run.run(limit=1)
     [path] = (run.directory / "runs").glob("*/summary.json")
     learned = json.loads(path.read_text())
-    assert learned["length_correlation"] is None, "one row says nothing"
     path.write_text(json.dumps(learned | {"length_correlation": 0.6}))
     run.run()
     rows = run.rows()

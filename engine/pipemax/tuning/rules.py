@@ -43,8 +43,8 @@ class TuningRules:
         return min(self.max_s, self.max_share * table_s)
 
     def confirming_budget_s(self, table_s: float) -> float:
-        """Return the same where a large predicted gain is only to be confirmed."""
-        return min(self.max_s, self.confirming_share * table_s)
+        """Return the same where a large predicted gain is only to be confirmed, by a pair or two."""
+        return self.confirming_share * table_s
 
     def block(
         self, limits: tuple[StepLimits, ...], *, residence_s: float | None, is_changed: bool
