@@ -5,6 +5,7 @@ the engine. Only stock vLLM's limits can change while it runs, and only a job wh
 is tuned: a tuning takes its time from a table that is long enough.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
+from pipemax.domain.errors import EngineDiedError
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_records import StepLimits, TuningFacts
 from pipemax.tuning.remembered import Entry, TableKind, keep_entry, kind_of, load_entries, nearest_entry
@@ -27,6 +29,8 @@ from pipemax.tuning.tuner import Start, Tuner
 
 log = logging.getLogger(__name__)
 
+RowLengths = tuple[int, int]
+"""Tokens of a row's prompt and of its answer."""
 _PERIOD_S = 1.0
 _ROWS_TO_KNOW_THE_KIND = 64
 _LEAST_STEP_TOKENS = 64
@@ -60,13 +64,17 @@ class LiveTuning:
         self._first_limits: list[StepLimits] = []
         self._jobs: frozenset[str] = frozenset()
         self._tuning: _Tuning | None = None
-        self._ended: list[Completion] = []
+        self._ended: list[RowLengths] = []
         self._seen_s = float("-inf")
 
     def learn(self, completions: Sequence[Completion]) -> None:
         """Take rows that have ended."""
         if self._tuning is not None:
-            self._ended += [row for row in completions if row.error is None and row.completion_tokens]
+            self._ended += [
+                (row.prompt_tokens, row.completion_tokens)
+                for row in completions
+                if row.error is None and row.completion_tokens
+            ]
 
     def see(self, engine: Engine, config: EngineConfig) -> None:
         """Look after the engine's limits, about once a second. Called after each poll."""
@@ -74,14 +82,25 @@ class LiveTuning:
         if now_s - self._seen_s < _PERIOD_S:
             return
         self._seen_s = now_s
+        try:
+            self._look(engine, config, now_s)
+        except EngineDiedError:
+            raise
+        except Exception:  # no row depends on it: the engine goes on as it is
+            log.exception("the tuning has ended by a fault of its own")
+            self._tuning = None
+            with contextlib.suppress(Exception):
+                engine.set_limits(self._first_limits)
+
+    def _look(self, engine: Engine, config: EngineConfig, now_s: float) -> None:
         jobs = self._inputs.jobs()
         if jobs and (engine is not self._engine or jobs.isdisjoint(self._jobs)):
             self._begin(engine, config, now_s)
         self._jobs = jobs or self._jobs
         rows_left = self._inputs.share_left()
+        ended, self._ended = self._ended, []
         if self._tuning is None or rows_left is None:
             return
-        ended, self._ended = self._ended, []
         if self._tuning.advance(ended, rows_left, now_s):
             self.note, self._tuning = self._tuning.note, None
 
@@ -120,7 +139,7 @@ class _Tuning:
         self._tuner: Tuner | None = None
         self._since_s, self._num_ended = now_s, 0
 
-    def advance(self, ended: Sequence[Completion], rows_left: int, now_s: float) -> bool:
+    def advance(self, ended: Sequence[RowLengths], rows_left: int, now_s: float) -> bool:
         """Take the rows that have ended, and return whether the tuning has."""
         lengths = _lengths(ended, self._engine.stats().metrics.get("prefix_cache_hit_rate", 0.0))
         self._num_ended += len(ended)
@@ -161,11 +180,8 @@ class _Tuning:
         return rows * (now_s - self._since_s) / max(1, self._num_ended)
 
 
-def _lengths(ended: Sequence[Completion], hit_rate: float) -> Lengths:
+def _lengths(ended: Sequence[RowLengths], hit_rate: float) -> Lengths:
     """Return the rows' lengths; each has the share of its prompt in the prefix cache that all rows have."""
-    prompts = np.array([row.prompt_tokens for row in ended], dtype=np.int64)
-    return Lengths(
-        prompt_tokens=prompts,
-        output_tokens=np.array([row.completion_tokens for row in ended], dtype=np.int64),
-        found_tokens=np.floor(prompts * min(1.0, max(0.0, hit_rate))).astype(np.int64),
-    )
+    prompts, outputs = np.array(ended, dtype=np.int64).reshape(-1, 2).T
+    found = np.floor(prompts * min(1.0, max(0.0, hit_rate))).astype(np.int64)
+    return Lengths(prompt_tokens=prompts, output_tokens=outputs, found_tokens=found)

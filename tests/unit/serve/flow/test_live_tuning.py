@@ -167,3 +167,17 @@ def test_what_is_not_tuned_keeps_its_limits_and_says_nothing(
     server.run(200)
     assert (server.engine.tried, server.tuning.note) == ([], "")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_fault_of_the_tuning_ends_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(ServedEngine(tmp_path / "model.yaml"))
+    server.open("job", rows_left=1_000_000)
+    server.run(20)
+    monkeypatch.setattr(server.engine, "take_step_records", lambda: 1 / 0)
+    server.run(20)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "the tuning has ended by a fault of its own"
+    ]
+    assert server.engine.limits() == [DEFAULT]
