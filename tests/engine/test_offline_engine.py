@@ -226,6 +226,7 @@ def test_limits_of_stock_vllm_change_while_it_runs_and_its_steps_are_recorded(en
         GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(max_tokens=8 + i))
         for i, prompt in enumerate(demo_prompts(24))
     ]
+    engine.take_step_records()  # steps are recorded from now on
     expected = run(engine, *requests)
     (most,) = engine.most_limits()
     assert most.running_rows == 32
