@@ -1,6 +1,6 @@
 """Make the tables of results: PipeMax against stock vLLM in every layout of a node, in simulation.
 
-    python -m lab.bench.results [FILE] [--jobs 2] [--only WORD ...] [--plan] [--tables | --page]
+    python -m lab.bench.results [FILE] [--jobs 2] [--only WORD ...] [--page] [--plan | --tables]
 
 Each cell, a system in one layout over one drawing of a table, is a line of FILE, lab/results/tables.jsonl by default,
 written when it is done: a run that was stopped goes on where it was. First come all cells of stock vLLM, with and
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.results.cells import Cell, System, pipemax_cells, stock_cells
-from lab.bench.results.pays import print_page
+from lab.bench.results.pays import page_settings, print_page
 from lab.bench.results.remaining import Remaining
 from lab.bench.results.settings import GROUPS, Setting
 from lab.bench.results.store import Store
@@ -97,17 +97,21 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("no setting has such a name")
     store = Store(options.file)
     if options.page:
-        print_page(settings, store)
-        return 0
+        settings = page_settings(settings)
     if not options.tables:
         first = stock_cells(settings)
         remaining = Remaining(first, store, num_jobs=options.jobs)
+        if all(cell in store for cell in first):
+            remaining.know(System.PIPEMAX, pipemax_cells(settings, store))
         print(remaining, file=sys.stderr, flush=True)
         if options.plan:
             return 0
         run_cells(first, store, remaining, options.jobs)
         run_pipemax(settings, store, remaining, options.jobs)
-    print_tables(groups, store)
+    if options.page:
+        print_page(settings, store)
+    else:
+        print_tables(groups, store)
     return 0
 
 

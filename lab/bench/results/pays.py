@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lab.bench.results.cells import System
-from lab.bench.results.settings import Setting
+from lab.bench.results.settings import LONGBENCH, REASONING, ROWS, SHAREGPT, TODAY, Setting
 from lab.bench.results.store import Store
 from lab.bench.results.tables import drawing, missing
 from pipemax.domain.specs import Parallelism, kv_capacity
@@ -34,10 +34,16 @@ def leverage(setting: Setting, layout: Layout) -> float:
     return step_tokens * layout.pipeline_parallel / capacity.gpu_tokens
 
 
+def page_settings(settings: Iterable[Setting]) -> list[Setting]:
+    """Return the first drawing of those that differ in GPUs, model or table, and not in how they are simulated."""
+    page = {*TODAY, *SHAREGPT, *LONGBENCH, *REASONING}
+    return [*dict.fromkeys(replace(one, seeds=one.seeds[:1]) for one in settings if one in page)]
+
+
 def print_page(settings: Iterable[Setting], store: Store) -> None:
     """Print the table, the settings with most to gain first; steady rates of the first drawing."""
     lines = []
-    for setting in dict.fromkeys(replace(setting, seeds=setting.seeds[:1]) for setting in settings):
+    for setting in settings:
         cells = [setting.node, setting.model + _kinds(setting), setting.workload]
         if (lack := missing(setting, store)) is not None:
             lines.append((0.0, [*cells, "", "", "not possible" if "fits" in lack else lack, ""]))
@@ -60,4 +66,4 @@ def _kinds(setting: Setting) -> str:
     """Return what a setting has that others of its model have not, in words."""
     plain = Setting(node=setting.node, model=setting.model, workload=setting.workload, rows=setting.rows)
     rest = setting.name.removeprefix(plain.name).replace("--", ", ")
-    return f"{rest}, {setting.rows:,} rows"
+    return rest if setting.rows == ROWS else f"{rest}, {setting.rows:,} rows"
