@@ -48,7 +48,7 @@ _RESUME = "Finished chunks are committed; run the same command again to continue
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"pipemax-annotate {PACKAGE_VERSION}")
+        typer.echo(f"pipemax {PACKAGE_VERSION}")
         raise typer.Exit
 
 
