@@ -19,7 +19,7 @@ def test_the_command_has_the_job_and_what_the_engine_has() -> None:
     assert "Before you rent a node" in shown
 
 
-@pytest.mark.parametrize("name", ["annotate", "try"])
+@pytest.mark.parametrize("name", ["annotate", "try", "tune"])
 def test_the_commands_of_spark_s_side_load_nothing_of_the_engine(name: str) -> None:
     loads = (
         f"import sys; sys.argv = ['pipemax', '{name}', '--version']\n"
@@ -28,7 +28,7 @@ def test_the_commands_of_spark_s_side_load_nothing_of_the_engine(name: str) -> N
         "assert not {'pydantic', 'pipemax.cli'} & set(sys.modules), 'loaded'\n"
     )
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.split()[:1]) == (0, ["pipemax-annotate"]), done.stderr
+    assert (done.returncode, done.stdout.split()[:1]) == (0, ["pipemax"]), done.stderr
 
 
 def test_the_job_s_usage_names_the_command_as_it_was_called(

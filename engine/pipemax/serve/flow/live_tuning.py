@@ -183,5 +183,5 @@ class _Tuning:
 def _lengths(ended: Sequence[RowLengths], hit_rate: float) -> Lengths:
     """Return the rows' lengths; each has the share of its prompt in the prefix cache that all rows have."""
     prompts, outputs = np.array(ended, dtype=np.int64).reshape(-1, 2).T
-    found = np.floor(prompts * min(1.0, max(0.0, hit_rate))).astype(np.int64)
-    return Lengths(prompt_tokens=prompts, output_tokens=outputs, found_tokens=found)
+    cached = np.floor(prompts * min(1.0, max(0.0, hit_rate))).astype(np.int64)
+    return Lengths(prompt_tokens=prompts, output_tokens=outputs, found_tokens=cached)
