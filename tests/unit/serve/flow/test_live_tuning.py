@@ -177,7 +177,7 @@ def test_a_fault_of_the_tuning_ends_it_and_nothing_else(
     server.run(20)
     monkeypatch.setattr(server.engine, "take_step_records", lambda: 1 / 0)
     server.run(20)
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         "the tuning has ended by a fault of its own"
     ]
     assert server.engine.limits() == [DEFAULT]
