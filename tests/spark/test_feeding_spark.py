@@ -3,9 +3,7 @@
 Tasks, partitions and chunks are Spark's and the job's own, the server and the controller real; the clock is virtual.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -77,27 +75,6 @@ def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
     assert len(own) == pytest.approx(len(expected), rel=0.15), (own, expected)
     assert median(own) == pytest.approx(median(expected), rel=0.15)
     assert metrics["most_held"] <= 2 * _HOST_ROWS + 4 * _CHUNK_ROWS
-
-
-def test_a_run_begins_with_long_prompts_if_an_earlier_one_had_learned_that_their_answers_are_long(
-    jobs: Callable[[], Jobs], tmp_path: Path
-) -> None:
-    run = jobs()
-    # A server of its own: another has learned from the rows of other tests, and is believed first.
-    python = write_engine_python(tmp_path / "python")
-    run.defaults = replace(run.defaults, id_columns=("id",), engine_python=python)
-    run.write_input([(i, "[[counts]] " + "word " * (i * 7_919 % 400)) for i in range(400)])
-    run.run(limit=1)
-    [path] = (run.directory / "runs").glob("*/summary.json")
-    learned = json.loads(path.read_text())
-    path.write_text(json.dumps(learned | {"length_correlation": 0.6}))
-    run.run()
-    rows = run.rows()
-    assert sorted(row["id"] for row in rows) == list(range(400))
-    places = {row["id"]: json.loads(row["annotation"]["text"])["submitted"] for row in rows}
-    longest = sorted(rows, key=lambda row: -len(row["text"]))[:40]
-    sent_last = sorted(places, key=places.__getitem__)[-100:]
-    assert not {row["id"] for row in longest} & {*sent_last}
 
 
 @pytest.mark.long
