@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 
 _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
 """The job's options that ``pipemax try`` and ``tune`` do without, and those that their help leaves out."""
+_Table = Annotated[
+    str | None, typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False)
+]
 _RESUME = "Finished chunks are committed; run the same command again to continue."
 
 
@@ -141,10 +144,7 @@ def annotate(**arguments: Any) -> None:
 @try_app.command(name="try", cls=_Annotate)
 @takes(_parameters(JobOptions, PromptSource, GenerationSpec, optional=_OPTIONAL, hidden=_HIDDEN))
 def try_prompt(
-    table: Annotated[
-        str | None,
-        typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False),
-    ] = None,
+    table: _Table = None,
     rows: Annotated[
         int, typer.Option(min=1, max=1000, help="How many rows to answer: the first ones of the input.")
     ] = 20,
@@ -179,10 +179,7 @@ def try_prompt(
 @tune_app.command(name="tune", cls=_Annotate)
 @takes(_parameters(JobOptions, PromptSource, GenerationSpec, optional=_OPTIONAL, hidden=_HIDDEN))
 def tune(
-    table: Annotated[
-        str | None,
-        typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False),
-    ] = None,
+    table: _Table = None,
     rows: Annotated[
         int, typer.Option(min=10, max=10_000, help="How many rows to answer: the first ones of the input.")
     ] = 300,

@@ -123,7 +123,7 @@ class TemplateOrder:
     def fields_in_order(self, today: RowOrder) -> Finding | None:
         """Return what another order of the fields is worth, with the rows sorted where that is needed; None if little.
 
-        It must be worth more than sorting alone, because it changes the prompts.
+        Reordering changes the prompts, so it is only offered if it saves more than sorting the rows does.
         """
         if not 1 < len(self.fields) <= MAX_ORDERED_FIELDS:
             return None

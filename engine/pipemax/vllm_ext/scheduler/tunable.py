@@ -1,7 +1,7 @@
 """Stock vLLM's two schedulers, with limits that may change between steps and a record of each step.
 
-They schedule as vLLM's own do: vLLM reads both limits anew in each step, and nothing else is overridden. What the
-limits should be is decided elsewhere.
+vLLM reads both limits at every step, so changing them is enough; no scheduling code is overridden. Other code
+decides what the limits should be.
 """
 
 import time
