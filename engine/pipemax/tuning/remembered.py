@@ -88,10 +88,9 @@ class Entry:
     """As ``Tuned.gain``."""
     pairs: int
     date: str
-    driver: str
 
     @classmethod
-    def of(cls, tuned: Tuned, kind: TableKind, costs: WorkCosts, *, date: str, driver: str) -> Self:
+    def of(cls, tuned: Tuned, kind: TableKind, costs: WorkCosts, *, date: str) -> Self:
         return cls(
             kind=kind,
             limits=tuned.limits,
@@ -99,7 +98,6 @@ class Entry:
             gain=tuned.gain,
             pairs=tuned.pairs,
             date=date,
-            driver=driver,
         )
 
 

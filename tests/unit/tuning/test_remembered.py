@@ -32,7 +32,6 @@ def entry(kind: TableKind = KIND, *, rows: int = 640) -> Entry:
         kind,
         WorkCosts(prompt_token_s=1e-5, decode_s=2e-5, kv_token_s=1e-9, prompts_per_output=10.0),
         date="2026-11-27",
-        driver="580.1",
     )
     return replace(made, limits=StepLimits(step_tokens=8192, running_rows=rows))
 

@@ -171,7 +171,7 @@ class _Tuning:
 
     def _keep(self, tuned: Tuned, costs: WorkCosts) -> None:
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        keep_entry(self._kept_in, Entry.of(tuned, self._kind(), costs, date=date, driver=""))
+        keep_entry(self._kept_in, Entry.of(tuned, self._kind(), costs, date=date))
 
     def _expected_s(self, rows_left: int, now_s: float) -> float:
         """Return how long the rows that are left should take, at the rate so far."""
