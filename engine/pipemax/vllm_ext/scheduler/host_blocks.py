@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from pipemax.domain.errors import PoolExhaustedError
 from pipemax.domain.units import HostBlockId, ceil_div
+from pipemax.vllm_ext.scheduler.free_blocks import FreeBlocks
 
 
 class Replicated(NamedTuple):
@@ -48,7 +48,7 @@ class HostBlocks:
         self.num_blocks = num_blocks
         self._block_tokens = block_tokens
         self.stores_tokens = stores_tokens
-        self._free = [HostBlockId(block) for block in range(num_blocks - 1, -1, -1)]
+        self._free = FreeBlocks(num_blocks)
         self._num_references: dict[HostBlockId, int] = {}
         self._by_hash: dict[bytes, HostBlockId] = {}
         self._hashes: dict[HostBlockId, bytes] = {}
@@ -89,14 +89,14 @@ class HostBlocks:
             if index < len(table.blocks) and shared is not None:
                 self._drop(table.blocks.pop())  # it was partly filled, and is now equal to another one
             if index == len(table.blocks):
-                table.blocks.append(self._take() if shared is None else self._share(shared))
+                table.blocks.append(self._take(table.blocks) if shared is None else self._share(shared))
             if shared is None:
                 stores.append(self._part(table, index, num_tokens))
                 if content is not None:
                     self._by_hash[content] = table.blocks[index]
                     self._hashes[table.blocks[index]] = content
         if ceil_div(num_tokens, size) > len(table.blocks):  # so that an eviction never lacks a block
-            table.blocks.append(self._take())
+            table.blocks.append(self._take(table.blocks))
         if self.stores_tokens:
             if num_tokens % size:
                 stores.append(self._part(table, num_tokens // size, num_tokens))
@@ -158,16 +158,15 @@ class HostBlocks:
             content = self._hashes.pop(block, None)
             if content is not None:
                 del self._by_hash[content]
-            self._free.append(block)
+            self._free.add(block)
 
     def _share(self, block: HostBlockId) -> HostBlockId:
         self._num_references[block] += 1
         return block
 
-    def _take(self) -> HostBlockId:
-        if not self._free:
-            raise PoolExhaustedError(f"all {self.num_blocks} host blocks are in use")
-        block = self._free.pop()
+    def _take(self, blocks: Sequence[HostBlockId]) -> HostBlockId:
+        """Take a block for the end of a sequence that has these."""
+        block = HostBlockId(self._free.take(blocks[-1] if blocks else None))
         self._num_references[block] = 1
         return block
 
@@ -180,6 +179,6 @@ class HostBlocks:
             assert len(table.blocks) == ceil_div(table.num_tokens, self._block_tokens), table
         assert counted == self._num_references, (counted, self._num_references)
         assert len(self._free) + len(counted) == self.num_blocks, (len(self._free), len(counted))
-        assert not counted.keys() & set(self._free)
+        assert not any(block in self._free for block in counted)
         assert {block: content for content, block in self._by_hash.items()} == self._hashes
         assert self._hashes.keys() <= counted.keys()

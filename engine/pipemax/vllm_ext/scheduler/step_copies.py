@@ -155,7 +155,10 @@ def _split(
     prefetches: CopyRows[BlockPrefetch], blocks: Sequence[int]
 ) -> tuple[CopyRows[BlockPrefetch], CopyRows[BlockPrefetch]]:
     """Return the prefetches to other GPU blocks than these, and those to these."""
-    is_behind = np.isin(prefetches.table[:, 1], blocks)
+    targets, overwritten = prefetches.table[:, 1], np.array(blocks, dtype=np.int64)
+    is_overwritten = np.zeros(1 + max(targets.max(initial=0), overwritten.max(initial=0)), dtype=bool)
+    is_overwritten[overwritten] = True
+    is_behind = is_overwritten[targets]
     return (
         CopyRows(BlockPrefetch, prefetches.table[~is_behind]),
         CopyRows(BlockPrefetch, prefetches.table[is_behind]),

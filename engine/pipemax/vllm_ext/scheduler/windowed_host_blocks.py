@@ -58,7 +58,7 @@ class WindowedHostBlocks(HostBlocks):
         for group, blocks in enumerate(tables.blocks):
             first = skipped if group >= self._groups.full else 0
             while first + len(blocks) < ceil_div(num_tokens, size):
-                blocks.append(self._take())
+                blocks.append(self._take(blocks))
             end = num_tokens // size + (self.stores_tokens and num_tokens % size > 0)
             for index in range(max(first, tables.num_tokens // size), end):
                 slots = self._slots(tables.num_tokens, num_tokens, index)

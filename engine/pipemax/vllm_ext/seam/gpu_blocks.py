@@ -5,10 +5,12 @@ GPU, or that several requests share, keep their content hashes until they are ov
 blocks when it is prefetched needs copies of only the rest.
 
 A step may evict and prefetch a hundred requests of dozens of blocks each. The evicted ones' blocks without a hash go
-straight to the prefetched ones, which is where vLLM's pool would put them too, by way of its free list.
+straight to the prefetched ones, as vLLM's pool would hand them out too, by way of its free list; but in ascending
+order, because copies between blocks that are neighbours in both pools are one copy.
 """
 
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -22,6 +24,7 @@ from vllm.v1.request import Request
 
 from pipemax.domain.units import GpuBlockId, ceil_div
 
+_BLOCK_ID = attrgetter("block_id")
 _DECODE = {"num_lookahead_tokens": 0}
 """What else vLLM's scheduler says of a running request."""
 
@@ -38,9 +41,8 @@ class GpuBlocks:
         self._block_tokens = block_tokens
         self._unpublished: list[tuple[Request, int]] = []
         self._held: list[KVCacheBlock] = []
-        self._vacated: list[
-            KVCacheBlock
-        ] = []  # the first to be handed out is the last; still counted as in use
+        self._vacated: list[KVCacheBlock] = []  # still counted as in use
+        self._is_sorted = True  # the vacated blocks, by their ids
         self._allocate_slots, self._cache_blocks = manager.allocate_slots, manager.cache_blocks
         manager.allocate_slots = self.allocate_slots  # type: ignore[method-assign]
         manager.cache_blocks = self.cache_blocks  # type: ignore[method-assign]
@@ -141,6 +143,7 @@ class GpuBlocks:
             if block.ref_cnt == 1 and block._block_hash is None and not block.is_null
         ]
         self._vacated += vacated
+        self._is_sorted = False
         if len(vacated) < len(blocks):
             # Others share them, or may find them by their hashes. The last go first, as vLLM frees them.
             kept = [
@@ -193,13 +196,16 @@ class GpuBlocks:
         return blocks_found
 
     def _take(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Take blocks in the order in which vLLM's pool would hand them out: those vacated last come first."""
+        """Take blocks in ascending order, vacated ones first."""
+        if not self._is_sorted:
+            self._vacated.sort(key=_BLOCK_ID)
+            self._is_sorted = True
         kept = max(0, len(self._vacated) - num_blocks)
         taken = self._vacated[kept:]
         del self._vacated[kept:]
-        taken.reverse()
         if len(taken) < num_blocks:
             taken += self._pool.get_new_blocks(num_blocks - len(taken))
+            taken.sort(key=_BLOCK_ID)
         return taken
 
     def publish_later(self, request: Request, num_shared: int) -> None:

@@ -3,10 +3,15 @@
 from random import Random
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from pipemax.transfer.cuda.copy_runs import copy_runs
+from pipemax.transfer.cuda.device import Lane
 from pipemax.vllm_ext.scheduler.scheduler import PipeMaxScheduler
 from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
+from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.unit.vllm_ext.fake_worker import BLOCK_TOKENS, FakeCore, make_request, make_scheduler
 
 
@@ -54,6 +59,20 @@ def pool_state(scheduler: PipeMaxScheduler) -> tuple[object, ...]:
     )
 
 
+def contents(scheduler: PipeMaxScheduler) -> tuple[object, ...]:
+    """Return what each request's blocks are known by, in order, and the free list: blocks without a hash are alike."""
+    pool = scheduler.kv_cache_manager.block_pool
+    held = {name: scheduler.kv_cache_manager.get_block_ids(name) for name in scheduler.requests}
+    return (
+        {
+            name: [(pool.blocks[block].ref_cnt, pool.blocks[block].block_hash) for block in blocks]
+            for name, (blocks,) in held.items()
+        },
+        [block.block_hash for block in pool.free_block_queue.get_all_free_blocks()],
+        pool_state(scheduler)[-1],
+    )
+
+
 def prompts(rng: Random, num: int) -> list[list[int]]:
     """Return prompts of which many begin alike, and some are equal."""
     templates = [[1] * 9, [2] * 14, []]
@@ -89,7 +108,7 @@ def test_blocks_and_hashes_are_those_of_vllm_s_own_calls(asynchronous: bool, see
     while short.has_requests() or through.has_requests():
         for core in cores:
             core.step()
-        assert pool_state(short) == pool_state(through)
+        assert contents(short) == contents(through)
         if cores[0].num_steps == 30:
             for core in cores:
                 core.abort(list(core.scheduler.requests)[:3])
@@ -114,3 +133,26 @@ def test_a_prefetch_without_room_changes_nothing() -> None:
     assert gpu.allocate_for_prefetch(request) is None
     assert pool_state(scheduler) == before
     scheduler.kv_cache_manager.block_pool.free_blocks(held)
+
+
+def test_neighbouring_blocks_are_prefetched_by_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = FakeCore(make_scheduler(gpu_blocks=60, host_blocks=300, num_batches=2, runner=2), 2)
+    for index in range(12):
+        core.add(make_request(str(index), [index * 100 + n for n in range(30)], 20))
+    num_blocks, num_copies, execute = 0, 0, core.worker.execute
+
+    def counted(output: SchedulerOutput) -> ModelRunnerOutput:
+        nonlocal num_blocks, num_copies
+        assert isinstance(output.kv_connector_metadata, StepMetadata)
+        copies = output.kv_connector_metadata.copies
+        for prefetches in (copies.prefetches, copies.later_prefetches):
+            if prefetches:
+                num_blocks += len(prefetches)
+                num_copies += len(copy_runs(prefetches, lane=Lane.PREFETCH, block_bytes=1))
+        return execute(output)
+
+    monkeypatch.setattr(core.worker, "execute", counted)
+    while core.scheduler.has_requests():
+        core.step()
+    assert num_blocks > 100
+    assert num_copies < 0.6 * num_blocks
