@@ -190,7 +190,7 @@ class EngineConfig(BaseModel):
     waves: Waves = Field(
         Waves.AUTO,
         description="policy pipemax: on has prefetched KV overwrite the KV of the batch that computes, behind the "
-        "computation and layer by layer, which leaves room for larger batches; only on CPUs so far. auto is off.",
+        "computation and layer by layer, which leaves room for larger batches. auto is off.",
     )
     calibration: Path | None = Field(
         None,

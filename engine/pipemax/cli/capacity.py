@@ -144,7 +144,7 @@ HasWaves = Annotated[
     typer.Option(
         "--waves",
         rich_help_panel=NODE_PANEL,
-        help="Simulate PipeMax with waves: on in its engine config. No GPU has run waves yet.",
+        help="Simulate PipeMax with waves: on in its engine config. On GPUs only their tokens were compared.",
     ),
 ]
 

@@ -11,7 +11,15 @@ from pipemax.engine import EngineStats
 _COUNTS = frozenset(
     {
         *("preemptions", "output_steps", "output_tokens", "prefill_steps", "decode_steps", "empty_steps"),
-        *("decoded_tokens", "evictions", "recomputes", "prefetches", "prefetched_blocks", "found_blocks"),
+        *(
+            "decoded_tokens",
+            "evictions",
+            "overwrites",
+            "recomputes",
+            "prefetches",
+            "prefetched_blocks",
+            "found_blocks",
+        ),
         *("refused", "phase_switches", "prefetched_bytes", "loaded_bytes", "stored_bytes"),
         *("known_requests", "schedule_s", "prefetch_stall_s", "prefix_cache_hit_tokens"),
         "drain_at_full_rate_s",

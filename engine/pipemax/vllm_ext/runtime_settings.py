@@ -12,6 +12,8 @@ from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import Segment, StepTimeModel
 
 _KEY = "pipemax"
+FOLLOWS_LAYERS = "follows_layers"
+"""In vLLM's ``kv_connector_extra_config`` from the first on: the connector is called between layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

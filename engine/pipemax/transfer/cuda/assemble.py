@@ -16,7 +16,7 @@ from pipemax.transfer.cuda.numa import numa_node_of_gpu
 from pipemax.transfer.cuda.pieces import PIECE_S, measure_bytes_per_s
 from pipemax.transfer.cuda.pinned_pool import PinnedHostPool
 from pipemax.transfer.cuda.transfers import CudaTransfers, MakeTokenStore
-from pipemax.transfer.layout import BlockLayout
+from pipemax.transfer.layout import BlockLayout, LayerSpan
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,19 @@ _TIMED_BYTES = 64 * MIB
 
 @contextmanager
 def cuda_transfers(
-    layout: BlockLayout, gpu_rows: torch.Tensor, host_blocks: int, *, in_pieces: bool = False
+    layout: BlockLayout,
+    gpu_rows: torch.Tensor,
+    host_blocks: int,
+    *,
+    in_pieces: bool = False,
+    groups: Sequence[LayerSpan] = (),
 ) -> Iterator[CudaTransfers]:
     """Make the transfers of a stage whose pool is ``gpu_rows``: ``(num_blocks, block_bytes)`` bytes on a GPU.
 
     ``in_pieces``: prefetches give way to what else comes by the copy engine, and the link's rate is measured for that,
-    which sets the first blocks of the GPU pool to zero. Allocates and pins the host pool, which takes minutes for
-    hundreds of GiB. ``EngineStartError`` if memory does not suffice or cannot be pinned, ``TransferError`` if CUDA
-    refuses. On exit, copies are finished, the pool is unpinned.
+    which sets the first blocks of the GPU pool to zero. ``groups``: see ``CudaTransfers``. Allocates and pins the host
+    pool, which takes minutes for hundreds of GiB. ``EngineStartError`` if memory does not suffice or cannot be pinned,
+    ``TransferError`` if CUDA refuses. On exit, copies are finished, the pool is unpinned.
     """
     torch.cuda.set_device(gpu_rows.device)
     pool = PinnedHostPool(
@@ -45,6 +50,7 @@ def cuda_transfers(
             device,
             block_bytes=layout.block_bytes,
             make_token_store=_token_stores(layout, gpu_rows, pool),
+            groups=groups,
             piece_bytes=_piece_bytes(device, gpu_rows, pool) if in_pieces else None,
         )
         try:

@@ -34,7 +34,7 @@ from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.launch.start_envelope import envelope_arguments, start_envelope
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.launch.tunable_scheduler import fit_tunable_scheduler
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+from pipemax.vllm_ext.runtime_settings import FOLLOWS_LAYERS, RuntimeSettings, encode_stage
 from pipemax.vllm_ext.seam.version import check_version
 from pipemax.vllm_ext.seam.vllm_types import (
     VLLM_VERSION,
@@ -168,20 +168,11 @@ def _check_whole_prompts(config: EngineConfig, vllm_config: VllmConfig) -> None:
 
 
 def _check_waves(settings: RuntimeSettings, vllm_config: VllmConfig) -> None:
-    """Raise ``ValueError`` where waves are on and nothing can follow the computation from layer to layer."""
+    """Raise ``ValueError`` where waves are on and no batch can be overwritten while it computes."""
     if settings.wave_groups is None:
         return
-    reasons: list[str] = []
-    if not current_platform.is_cpu():
-        reasons.append("no GPU has run them yet")
-    if not vllm_config.model_config.enforce_eager:
-        reasons.append(
-            "a compiled model and CUDA graphs do not tell when a layer is computed (enforce_eager: false)"
-        )
     if (refusal := waves_refusal(settings.num_batches, block_tables(vllm_config))) is not None:
-        reasons.append(f"they {refusal}")
-    if reasons:
-        raise ValueError(f"waves: on is not possible here: {'; '.join(reasons)}. Leave waves out")
+        raise ValueError(f"waves: on is not possible here: they {refusal}. Leave waves out")
 
 
 def fit_scheduler(
@@ -306,6 +297,7 @@ def _pipemax_args(config: EngineConfig, *, num_gpus: int) -> dict[str, Any]:
             kv_connector=CONNECTOR,
             kv_connector_module_path="pipemax.vllm_ext.worker.connector",
             kv_role="kv_both",
+            kv_connector_extra_config={FOLLOWS_LAYERS: True} if config.waves is Waves.ON else {},
         ),
     }
 

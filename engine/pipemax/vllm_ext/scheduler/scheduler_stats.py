@@ -18,6 +18,8 @@ class Counters:
     empty_steps: int = 0
     decoded_tokens: int = 0
     evictions: int = 0
+    overwrites: int = 0
+    """Evictions in a wave, behind the computation."""
     recomputes: int = 0
     prefetches: int = 0
     prefetched_blocks: int = 0
@@ -33,6 +35,7 @@ class Counters:
 
     def count_run(self, plan: StepPlan, ran: Collection[str]) -> None:
         """Count a plan, of which the requests ``ran`` did. A mixed step with decodes counts as a decode step."""
+        self.overwrites += len(plan.overwrite or ())
         self.evictions += len(plan.evict) + len(plan.overwrite or ())
         self.recomputes += len(plan.recompute)
         self.refused += len(plan.run) - len(ran)
@@ -61,6 +64,7 @@ class Counters:
             "empty_steps": self.empty_steps,
             "decoded_tokens": self.decoded_tokens,
             "evictions": self.evictions,
+            "overwrites": self.overwrites,
             "recomputes": self.recomputes,
             "prefetches": self.prefetches,
             "prefetched_blocks": self.prefetched_blocks,

@@ -7,10 +7,11 @@ transfers. ``bind_connector_metadata`` starts its prefetches: in both of vLLM's 
 forward pass, behind the step's inputs and the activations of the stage before. The first hook after the forward pass
 ends the step: ``finish_forward`` with vLLM's V2 runner, which calls it before the activations are sent, otherwise
 ``wait_for_save``. Nothing is done between layers, so full CUDA graphs remain possible, but for waves: these follow the
-computation group of layers by group of layers (``layer_groups``).
+computation group of layers by group of layers. Of a group's layers only attention reads and writes KV, so a group ends
+with its last layer's ``save_kv_layer``, which vLLM calls between piecewise CUDA graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +36,7 @@ from pipemax.transfer.commands import StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import BlockLayout, LayerSpan, describe_layers
 from pipemax.transfer.orchestrator import Orchestrator
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings
+from pipemax.vllm_ext.runtime_settings import FOLLOWS_LAYERS, RuntimeSettings
 from pipemax.vllm_ext.seam.vllm_types import (
     KVCacheBlocks,
     KVCacheConfig,
@@ -46,7 +47,6 @@ from pipemax.vllm_ext.seam.vllm_types import (
     get_tp_group,
 )
 from pipemax.vllm_ext.worker.activations import arrive_by_copy_engine
-from pipemax.vllm_ext.worker.layer_groups import layers_in_order, watch_groups
 from pipemax.vllm_ext.worker.stage_clock import GpuStageClock, StageClock
 from pipemax.vllm_ext.worker.stage_reports import WorkerReports
 
@@ -90,10 +90,15 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._resources = ExitStack()
         self._step: StepMetadata | None = None  # while the step's forward pass is not over
         self._clock: StageClock = StageClock()
-        # By name, once the model is loaded; vLLM calls them by that from its compiled graphs.
-        self._layers: dict[str, torch.nn.Module] = vllm_config.compilation_config.static_forward_context
         self._groups: tuple[LayerSpan, ...] = ()
         """Of layers, in the order in which steps compute them; none without waves."""
+        self._last_layers: dict[str, int] = {}
+        """The groups by the names of their last layers."""
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Tell whether vLLM must call the connector between layers: a full CUDA graph calls nothing."""
+        return FOLLOWS_LAYERS in extra_config
 
     # -- worker ---------------------------------------------------------------------------------------------------
 
@@ -101,18 +106,16 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Start the transfers, once this stage's GPU pool exists. ``ValueError`` unless it is block-first."""
         layout, gpu_rows = describe_layers(kv_caches)
         if self._settings.wave_groups is not None:
-            self._watch_groups(kv_caches, layout, min(self._settings.wave_groups, layout.num_layers))
+            self._make_groups(kv_caches, layout, min(self._settings.wave_groups, layout.num_layers))
         if gpu_rows.is_cuda:
             self._start_on_gpu(layout, gpu_rows)
         else:
             self._start_on_cpu(layout, gpu_rows)
 
-    def _watch_groups(self, kv_caches: dict[str, torch.Tensor], layout: BlockLayout, num_groups: int) -> None:
-        layers = [self._layers[name] for name in layers_in_order(kv_caches)]
-        groups = layout.layer_groups(num_groups)
-        watch_groups(
-            [layers[group.start : group.stop] for group in groups], self._begin_group, self._end_group
-        )
+    def _make_groups(self, kv_caches: dict[str, torch.Tensor], layout: BlockLayout, num_groups: int) -> None:
+        names = layers_in_order(kv_caches)
+        layers = layout.layer_groups(num_groups)
+        self._last_layers = {names[group.stop - 1]: number for number, group in enumerate(layers)}
         self._groups = layout.group_spans(num_groups)
 
     def _start_on_cpu(self, layout: BlockLayout, gpu_rows: torch.Tensor) -> None:
@@ -134,6 +137,7 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
                 gpu_rows,
                 self._settings.host_blocks(layout.block_tokens),
                 in_pieces=arrive_by_copy_engine(stage),
+                groups=self._groups,
             )
         )
         self._transfers = transfers
@@ -160,17 +164,20 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(connector_metadata, StepMetadata), connector_metadata
         assert self._transfers is not None
         self._transfers.start_prefetches(connector_metadata.copies)
+        if connector_metadata.copies.in_groups:
+            self._transfers.begin_group(0)
 
-    def _begin_group(self, group: int) -> None:
-        # No step: vLLM profiles the model.
-        if self._step is not None and self._step.copies.in_groups:
-            assert self._transfers is not None
-            self._transfers.begin_group(group)
-
-    def _end_group(self, group: int) -> None:
-        if self._step is not None and self._step.copies.in_groups:
-            assert self._transfers is not None
-            self._transfers.end_group(self._step.copies, group)
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        """End a group of layers behind its last one, in a step that computes in groups, and begin the next one."""
+        group = self._last_layers.get(layer_name)
+        if group is None or self._step is None or not self._step.copies.in_groups:
+            return
+        assert self._transfers is not None
+        self._transfers.end_group(self._step.copies, group)
+        if group + 1 < len(self._groups):
+            self._transfers.begin_group(group + 1)
 
     def finish_forward(self) -> None:
         """End a step, whose KV is computed or whose kernels are enqueued."""
@@ -236,17 +243,12 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         transfers = self._stage.transfers
         self._transfers = SwappedPrefetches(transfers) if is_on else transfers
 
-    # Not used: no layer's copies are made or waited for on their own.
+    # Not used: no layer's copies are waited for on their own.
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         pass
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
-    ) -> None:
         pass
 
     # -- scheduler ------------------------------------------------------------------------------------------------
@@ -281,6 +283,20 @@ class PipeMaxConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return False, None
+
+
+def layers_in_order(kv_caches: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of a stage's layers in the order of their parts of a block.
+
+    ``ValueError`` unless that is the order in which the model computes them, each with KV of its own.
+    """
+    names = sorted(kv_caches, key=lambda name: kv_caches[name].storage_offset())
+    if len({cache.storage_offset() for cache in kv_caches.values()}) < len(names):
+        raise ValueError("waves: on needs KV of its own for every layer, and layers of this model share some")
+    numbers = [[int(part) for part in name.split(".") if part.isdigit()] for name in names]
+    if numbers != sorted(numbers):
+        raise ValueError(f"waves: on needs the layers of a KV block in their order, not {', '.join(names)}")
+    return names
 
 
 def _check_block_tokens(layout: BlockLayout, block_size: int) -> None:

@@ -20,8 +20,12 @@ from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies
 from pipemax.transfer.cpu import CpuCopyBackend, HostPool
 from pipemax.transfer.layout import ByteRows, LayerSpan, compact_layout
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
-from pipemax.vllm_ext.worker.connector import PipeMaxConnector, StepMetadata, _check_block_tokens
-from pipemax.vllm_ext.worker.layer_groups import layers_in_order
+from pipemax.vllm_ext.worker.connector import (
+    PipeMaxConnector,
+    StepMetadata,
+    _check_block_tokens,
+    layers_in_order,
+)
 from tests.unit.vllm_ext.fake_worker import MODEL
 
 
@@ -69,17 +73,12 @@ def recorded(kv: torch.Tensor) -> Iterator[PipeMaxConnector]:
 def make_connector(
     kv: torch.Tensor,
     connector_type: type[PipeMaxConnector] = PipeMaxConnector,
-    layers: Sequence[torch.nn.Module] = (),
+    *,
+    waves: str = "off",
 ) -> Iterator[PipeMaxConnector]:
-    """``layers``: of the model, in an engine with waves."""
-    config = EngineConfig(
-        model=str(MODEL), policy="pipemax", max_model_len=64, waves="on" if layers else "off"
-    )
+    config = EngineConfig(model=str(MODEL), policy="pipemax", max_model_len=64, waves=waves)
     with launch_environment(config):
         vllm_config = make_vllm_config(config)
-    vllm_config.compilation_config.static_forward_context.update(
-        {f"layer.{index}": layer for index, layer in enumerate(layers)}
-    )
     connector = connector_type(vllm_config, KVConnectorRole.WORKER, None)
     connector.register_kv_caches({f"layer.{layer}": kv[:, layer] for layer in range(2)})
     yield connector
@@ -113,11 +112,8 @@ def test_blocks_are_stored_and_prefetched(
 
 
 def test_a_wave_follows_the_model_from_layer_to_layer(kv: torch.Tensor) -> None:
-    layers = [torch.nn.Identity(), torch.nn.Identity()]
-    for connector in make_connector(kv, RecordedConnector, layers):
+    for connector in make_connector(kv, RecordedConnector, waves="on"):
         assert isinstance(connector, RecordedConnector)
-        for layer in layers:
-            layer(kv)  # as vLLM profiles a model: no step
         kv[3] = 7
         store = BlockStore(source=GpuBlockId(3), target=HostBlockId(5))
         run_step(connector, 1, StepCopies(stores=(store,)), ("wait_for_save",))
@@ -126,9 +122,10 @@ def test_a_wave_follows_the_model_from_layer_to_layer(kv: torch.Tensor) -> None:
         step = StepMetadata(StepId(2), StepCopies(wave_prefetches=(prefetch,), in_groups=True))
         connector.handle_preemptions(step)
         connector.bind_connector_metadata(step)
-        for index, layer in enumerate(layers):
+        for index in range(2):
             assert (kv[4, index] == 1).all()
-            layer(kv)
+            connector.wait_for_layer_load(f"layer.{index}")
+            connector.save_kv_layer(f"layer.{index}", kv[:, index], None)
             connector.backend.wait()
             assert (kv[4, index] == 7).all()
         connector.finish_forward()
@@ -173,11 +170,14 @@ def test_vllm_s_runners_start_the_prefetches_of_a_step_without_a_forward_pass(
     assert recorded.backend.submitted == [PREFETCH.copies.prefetches]
 
 
-def test_full_cuda_graphs_are_kept(recorded: RecordedConnector) -> None:
+@pytest.mark.parametrize("waves", ["off", "on"])
+def test_full_cuda_graphs_are_kept_but_with_waves(kv: torch.Tensor, waves: str) -> None:
     """vLLM asks this before it captures graphs, of the very config that the connector has."""
-    transfer_config = recorded.vllm_config.kv_transfer_config
-    assert transfer_config is not None
-    assert not PipeMaxConnector.requires_piecewise_for_cudagraph(transfer_config.kv_connector_extra_config)
+    for connector in make_connector(kv, waves=waves):
+        transfer_config = connector._vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        extra_config = transfer_config.kv_connector_extra_config
+        assert PipeMaxConnector.requires_piecewise_for_cudagraph(extra_config) == (waves == "on")
 
 
 def test_caches_that_are_not_block_first_are_refused(connector: PipeMaxConnector) -> None:
