@@ -29,7 +29,10 @@ _SAMPLE_EVERY_S = 1.0
 _CLOSE_S = 4.0
 _WARM_UP_OUTPUT = 32
 _NUM_AFTER_SWITCH = 16
-_COUNTS = ("evictions", "prefetches", "prefetched_blocks", "stored_bytes", "recomputes", "preemptions")
+_COUNTS = (
+    *("evictions", "overwrites", "prefetches", "prefetched_blocks"),
+    *("stored_bytes", "recomputes", "preemptions"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,7 @@ class _Driver:
         self._plan = plan
         self._inner = engine._engine
         self._vllm_config = self._inner._vllm.vllm_config
-        self._prompts = _Prompts(self._inner._engine.renderer.tokenizer)
+        self._prompts = Prompts(self._inner._engine.renderer.tokenizer)
 
     def warm_up(self) -> None:
         self._answer("warm", self._plan.lengths[: self._plan.num_warm_up])
@@ -273,7 +276,7 @@ class _Sampling:
         return seconds
 
 
-class _Prompts:
+class Prompts:
     """Makes prompts of random words with about as many tokens as asked for."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -7,7 +7,7 @@ tokens do not depend on the batch: two engines of stock vLLM with different batc
 holds 3,072 tokens, so every row leaves the GPU many times. Two engines with a planted fault show that a wrong copy is
 seen. Engines of one wave run at the same time:
 
-    first wave      FLASH_ATTN: stock vLLM twice, PipeMax, PipeMax with each fault
+    first wave      FLASH_ATTN: stock vLLM twice, PipeMax, PipeMax with `waves: on`, and with each fault
     second wave     TRITON_ATTN: stock vLLM and PipeMax, on one stage, and on two stages over gloo
 
 The model is random and varied (``tests/parity/make_model.py``), with 16 KiB of KV a token.
@@ -64,6 +64,7 @@ WAVE_S = 110.0
 """Maximum of a wave. An H100 takes 63 and 39 s."""
 ROUND_S = 60.0
 
+_FAULTY = "lab.gpu.faulty.FaultyWorker"
 TWO_STAGES = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the V2 runner sends more between stages than one_gpu replaces
     "VLLM_DISABLE_PYNCCL": "1",  # NCCL refuses two ranks on a GPU
@@ -95,6 +96,14 @@ class Configs:
 
     def pipemax(self, **vllm: Any) -> dict[str, Any]:
         return self._fields(PIPEMAX, {"kv_cache_memory_bytes": PIPEMAX_KV_BYTES, **vllm})
+
+    def behind(self, **vllm: Any) -> dict[str, Any]:
+        """Return the config of PipeMax that overwrites KV behind the computation, without CUDA graphs."""
+        fields = {"num_batches": 2, "waves": "on", "enforce_eager": True}
+        kv_bytes = {"kv_cache_memory_bytes": PIPEMAX_KV_BYTES}
+        fields = self._fields(PIPEMAX | fields, kv_bytes | vllm)
+        del fields["vllm"]["compilation_config"]
+        return fields
 
     def two_stages(self, *, is_pipemax: bool) -> dict[str, Any]:
         """Return the config of two stages on one GPU, without CUDA graphs."""
@@ -142,13 +151,15 @@ def waves(model: Path, out: Path) -> list[Wave]:
         )
 
     flash, triton = Configs(model, "FLASH_ATTN"), Configs(model, "TRITON_ATTN")
-    faulty = flash.pipemax(worker_cls="lab.gpu.faulty.FaultyWorker")
+    faulty = flash.pipemax(worker_cls=_FAULTY)
     first = {
         "flash_stock": planned("flash_stock", flash.stock(), queue),
         "flash_stock_few": planned(
             "flash_stock_few", flash.stock(max_num_seqs=7, max_num_batched_tokens=128), queue
         ),
         "flash_pipemax": planned("flash_pipemax", flash.pipemax(), both),
+        "flash_behind": planned("flash_behind", flash.behind(), both),
+        "flash_early": planned("flash_early", flash.behind(worker_cls=_FAULTY), (separated,)),
         "flash_swap": planned("flash_swap", faulty, (separated,)),
         "flash_drop_store": planned("flash_drop_store", faulty, (separated,)),
     }
@@ -159,6 +170,7 @@ def waves(model: Path, out: Path) -> list[Wave]:
         "two_stages_pipemax": planned("two_stages_pipemax", triton.two_stages(is_pipemax=True), both),
     }
     faults = {
+        "flash_early": {"FAULT": "early", "FAULT_EVERY": "1"},
         "flash_swap": {"FAULT": "swap", "FAULT_EVERY": "10"},
         "flash_drop_store": {"FAULT": "drop_store", "FAULT_EVERY": "40"},
     }
@@ -169,6 +181,8 @@ def waves(model: Path, out: Path) -> list[Wave]:
             comparisons=[
                 ("flash_stock_few.queue", "flash_stock.queue", "control"),
                 *_both("flash_pipemax", "flash_stock.queue"),
+                *_both("flash_behind", "flash_stock.queue"),
+                ("flash_early.separated", "flash_stock.queue", "planted fault"),
                 ("flash_swap.separated", "flash_stock.queue", "planted fault"),
                 ("flash_drop_store.separated", "flash_stock.queue", "planted fault"),
             ],
@@ -198,6 +212,8 @@ class Copies:
     rows: int
     errors: int
     evictions: float
+    overwrites: float
+    """Evictions in a wave."""
     prefetches: float
     prefetched_blocks: float
     stored_mb: float
@@ -205,7 +221,7 @@ class Copies:
 
 
 def copies_of(name: str, figures: dict[str, Any]) -> Copies:
-    moved = ("evictions", "prefetches", "prefetched_blocks", "recomputes")
+    moved = ("evictions", "overwrites", "prefetches", "prefetched_blocks", "recomputes")
     return Copies(
         round=name,
         rows=figures["rows"],

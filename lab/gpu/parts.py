@@ -57,6 +57,14 @@ def _stage_of_eight(places: Places, left_s: float) -> list[str]:
     return _with_limit("lab.gpu.stage_of_eight", left_s, "--out", str(places.out / "stage-of-eight"))
 
 
+def _stage_of_two(places: Places, left_s: float) -> list[str]:
+    return _with_limit("lab.gpu.stage_of_two", left_s, "--out", str(places.out / "stage-of-two"))
+
+
+def _tuning(places: Places, left_s: float) -> list[str]:
+    return _with_limit("lab.gpu.tuning", left_s, "--out", str(places.out / "tuning"))
+
+
 def _with_limit(module: str, left_s: float, *arguments: str) -> list[str]:
     return ["-m", module, *arguments, "--seconds", f"{max(1.0, left_s - _END_MARGIN_S):.0f}"]
 
@@ -85,14 +93,25 @@ PARTS = {
         ),
         Part(
             name="stage-of-eight",
-            expected_s=205,
+            expected_s=200,
             gigabytes=40,
             modules=("vllm", "triton"),
             arguments=_stage_of_eight,
         ),
+        Part(
+            name="stage-of-two",
+            expected_s=150,
+            gigabytes=48,
+            modules=("vllm", "triton"),
+            arguments=_stage_of_two,
+        ),
+        Part(name="tuning", expected_s=190, gigabytes=40, modules=("vllm", "triton"), arguments=_tuning),
     )
 }
-GROUPS = {"correct": ("tests", "parity", "link", "check-node"), "speed": ("transfer", "stage-of-eight")}
+GROUPS = {
+    "correct": ("tests", "parity", "link", "check-node"),
+    "speed": ("transfer", "stage-of-eight", "stage-of-two"),
+}
 
 
 def chosen_parts(names: Sequence[str]) -> list[Part]:

@@ -59,6 +59,8 @@ class WindowRates:
     preemptions: float
     live_pools: float | None
     """Live KV, on the GPU or on the host, in sizes of the GPU's pool."""
+    live_pools_per_s: float | None
+    """How fast live KV grows; while it does, PipeMax computes more prompts than outputs end."""
     stall_share: float | None
     """Of the time: waiting for prefetches."""
     h2d_gb_per_s: float | None
@@ -133,6 +135,7 @@ def window_rates(window: str, chosen: Sequence[Interval], *, gpu_blocks: int) ->
         core_cpu_ms_per_step=per_step(1e3 * core_cpu_s),
         preemptions=total("preemptions"),
         live_pools=if_pipemax(sum(each.live_blocks for each in chosen) / len(chosen) / gpu_blocks),
+        live_pools_per_s=if_pipemax(total("live_blocks") / gpu_blocks / seconds),
         stall_share=if_pipemax(total("prefetch_stall_s") / seconds),
         h2d_gb_per_s=if_pipemax(total("loaded_bytes") / seconds / 1e9),
         evictions_per_step=per_step(total("evictions")) if is_pipemax else None,

@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "VLLM_USE_DEEP_GEMM": "0",  # its kernels are compiled on the machine, for minutes
     "VLLM_DEEP_GEMM_WARMUP": "skip",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # likewise
+    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",  # CUDA graphs of steps with prompt tokens, without compiling the model
     "OMP_NUM_THREADS": "2",  # several engines share the cores
     "PYTHONUNBUFFERED": "1",  # logs show how far a job came that was ended
 }

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.gpu import parity, stage_of_eight
+from lab.gpu import parity, stage_of_eight, stage_of_two, tuning
 from lab.gpu.rates import Sample, WindowRates, decode_only, steady_pipemax, steady_stock, window_rates
 from lab.gpu.tokens import compare, verdict
 from pipemax.config import EngineConfig
+from pipemax.domain.step_records import StepLimits
 
 ROUNDS = {
     "stock": {"r0": [1, 2, 3], "r1": [4, 5, 6]},
@@ -74,8 +75,22 @@ def test_the_engine_configs_are_valid(tmp_path: Path) -> None:
         make(tmp_path, lengths, tmp_path)
         for make in (stage_of_eight.stock_drive, stage_of_eight.pipemax_drive)
     ]
+    drives += [
+        stage_of_two.stock_drive(tmp_path, lengths, tmp_path),
+        stage_of_two.pipemax_drive(tmp_path, lengths, tmp_path, "waves", waves="on"),
+    ]
     for plan in drives:
         EngineConfig.parse(dict(plan.config))
+    assert tuning.config(tmp_path, lengths).row_lengths is not None
+
+
+def test_the_grid_of_limits_has_the_default_between_the_others_and_at_both_ends() -> None:
+    default = StepLimits(step_tokens=16384, running_rows=1024)
+    settings = tuning.grid(default, StepLimits(step_tokens=16384, running_rows=2280))
+    assert (settings[0], settings[-1]) == (default, default)
+    assert len(settings) == 7
+    assert settings.count(default) == 3
+    assert tuning.grid(default, default)[-1] == default
 
 
 # -- rates -----------------------------------------------------------------------------------------------------------
@@ -140,6 +155,7 @@ def rates(**changes: float) -> WindowRates:
         "core_cpu_ms_per_step": 8.0,
         "preemptions": 0.0,
         "live_pools": 1.7,
+        "live_pools_per_s": 0.002,
         "stall_share": 0.005,
         "h2d_gb_per_s": 50.0,
         "evictions_per_step": 1.0,
@@ -152,16 +168,36 @@ def rates(**changes: float) -> WindowRates:
     ("changes", "failed"),
     [
         ({}, []),
-        ({"output_tokens_per_s": 6000.0}, [0]),
-        ({"stall_share": 0.01}, [1]),
-        ({"share_within_5_percent": 0.79}, [2]),
-        ({"core_cpu_ms_per_step": 10.0}, [3]),
+        ({"live_pools_per_s": 0.043}, [0]),
+        ({"output_tokens_per_s": 6000.0}, [1]),
+        ({"stall_share": 0.01}, [2]),
+        ({"share_within_5_percent": 0.79}, [3]),
+        ({"core_cpu_ms_per_step": 10.0}, [4]),
     ],
 )
-def test_a_stage_of_eight_is_judged_by_four_criteria(changes: dict[str, float], failed: list[int]) -> None:
+def test_a_stage_of_eight_is_judged_by_five_criteria(changes: dict[str, float], failed: list[int]) -> None:
     criteria = stage_of_eight.judge(rates(output_tokens_per_s=6000.0), rates(**changes))
     assert [number for number, each in enumerate(criteria) if not each.passed] == failed
-    assert len(criteria) == 4
+    assert len(criteria) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({}, []),
+        ({"live_pools_per_s": 0.02}, [0]),
+        ({"output_tokens_per_s": 7000.0}, [1]),
+        ({"output_tokens_per_s": 5000.0}, [1, 2]),
+        ({"stall_share": 0.02}, [3]),
+    ],
+)
+def test_a_stage_of_two_with_waves_is_judged_by_four_criteria(
+    changes: dict[str, float], failed: list[int]
+) -> None:
+    stock, without = rates(output_tokens_per_s=6000.0), rates(output_tokens_per_s=7000.0)
+    criteria = stage_of_two.judge(stock, without, rates(**changes))
+    assert [number for number, each in enumerate(criteria) if not each.passed] == failed
+    assert [each.passed for each in stage_of_two.judge(stock, None, rates())] == [False]
 
 
 def test_a_missing_window_fails_the_stage() -> None:
