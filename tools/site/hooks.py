@@ -26,6 +26,7 @@ log = logging.getLogger("mkdocs.plugins.pipemax")
 _CODE = re.compile(r"(<pre.*?</pre>)|<code>([^<]*)</code>", re.DOTALL)
 _README_SECTION = re.compile(r"<!-- README: (.+) -->")
 _BREAK = re.compile(r"(?<=\w)([./_=,:-]+)(?=[\w{])")
+_OPTION = re.compile(r"(?<![\w-])--\w")
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -66,7 +67,12 @@ def _section_of_readme(title: str) -> str:
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     """Let a narrow window break names in code after their points, slashes and underscores, and nowhere else."""
-    return _CODE.sub(lambda code: code[1] or "<code>" + _BREAK.sub(r"\1<wbr>", code[2]) + "</code>", html)
+
+    def breakable(code: str) -> str:
+        # Without this a browser breaks an option after its two hyphens.
+        return _OPTION.sub(r'<span class="whole">\g<0></span>', _BREAK.sub(r"\1<wbr>", code))
+
+    return _CODE.sub(lambda code: code[1] or f"<code>{breakable(code[2])}</code>", html)
 
 
 def _on_site(link: re.Match[str], place: str) -> str:
