@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Record a job of some minutes, and take pictures of its report and of the site: tools/take_screenshots.sh, after `make docs`.
+# Record a job of some minutes, and take a picture of its report: tools/take_screenshots.sh.
 # The job reads the demo table 24 times over: in 2,223 rows the engine's start is most of what there is to see.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,13 +29,8 @@ SHELL
 chmod +x "$work/annotate"
 PATH="$PWD/.venv/bin:$PATH" .venv/bin/python tools/record_demo.py docs/images/demo.svg \
     "spark-submit jobs/annotate.py --input packages.parquet --template 'Package: {package}…' --model examples/model …" "$work/annotate"
-take() {  # take NAME PAGE HEIGHT
-    "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --screenshot="$out/$1.png" --window-size="1100,$3" \
-        "file://$PWD/$2" 2>/dev/null
-    echo "$out/$1.png"
-}
-take home artifacts/site/index.html 1150
-take how-it-works artifacts/site/how/index.html 1150
 report=$(find "$work/runs" -name report.html -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
 sed "s#<wbr>##g; s#$PWD/##g" "$report" >artifacts/report.html # paths as from the repository on
-take report artifacts/report.html 2100
+"$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --screenshot="$out/report.png" --window-size=1100,965 \
+    "file://$PWD/artifacts/report.html" 2>/dev/null
+echo "$out/report.png"
