@@ -21,7 +21,7 @@ PHASE_COLORS = {
     "prefill": "#e6842a",
     "decode": "#137b80",
     "mixed": "#8e6c8a",
-    "idle": "#f4f4f4",
+    "idle": "#7fb2e5",
     "failed": "#b22222",
 }
 _OTHER_COLOR = "#888888"

@@ -46,10 +46,10 @@ class Axis:
     def ticks(self) -> list[float]:
         """Return few round numbers within the range."""
         if self.is_log:
-            decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-            parts = (1, 2, 5) if len(decades) <= _MOST_TICKS // 2 else (1,)
-            ticks = [part * 10.0**decade for decade in decades for part in parts]
-            return [tick for tick in ticks if self.low <= tick <= self.high]
+            decades = [10.0**power for power in range(floor(log10(self.low)), ceil(log10(self.high)) + 1)]
+            fine = [part * decade for decade in decades for part in (1, 2, 5)]
+            inside = [tick for tick in fine if self.low <= tick <= self.high]
+            return inside if len(inside) <= _MOST_TICKS else [tick for tick in inside if tick in decades]
         rough = (self.high - self.low) / _MOST_TICKS
         unit = 10.0 ** floor(log10(rough))
         step = next(part * unit for part in _TICK_STEPS if part * unit >= rough * 0.999)

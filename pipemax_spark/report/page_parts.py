@@ -24,7 +24,10 @@ h3 { font-size: 0.95rem; margin: 1rem 0 0.3rem; } p { margin: 0.4rem 0; }
 .tile b { display: block; font-size: 1.25rem; } .tile span { color: var(--soft); font-size: 0.85rem; }
 dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 0.25rem 1rem; margin: 0.6rem 0; }
 dt { color: var(--soft); } dd { margin: 0; white-space: pre-wrap; overflow-wrap: break-word; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; }
+.scroll { overflow-x: auto; background-repeat: no-repeat; background-image:
+  linear-gradient(to left, var(--paper) 40%, transparent), linear-gradient(to left, var(--line), transparent);
+  background-position: 100% 0; background-size: 2rem 100%, 0.6rem 100%; background-attachment: local, scroll; }
+table { border-collapse: collapse; }
 td, th { text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 td, th { padding: 0.25rem 0.9rem 0.25rem 0; }
 th { color: var(--soft); font-weight: normal; }

@@ -123,7 +123,7 @@ def _tiles(summary: Summary, findings: Findings, price_per_hour: float | None) -
     ]
     if findings.accuracy is not None and findings.accuracy.rows:
         share = findings.accuracy.right / findings.accuracy.rows
-        shown.append((f"{share:.1%}", f"as in column {findings.accuracy.column}"))
+        shown.append((f"{share:.1%}", f"agree with column {findings.accuracy.column!r}"))
     shown.append((duration(summary.seconds), "from the first chunk on"))
     if price_per_hour is not None:
         shown.append((f"{summary.seconds / 3600 * price_per_hour:,.2f}", "cost"))
@@ -136,11 +136,12 @@ def _about(run: RunFacts) -> str:
     named = [("Input", run.input), ("Prompt", run.prompt)]
     if run.system:
         named.append(("System message", run.system))
+    took_s = (run.ended - run.started).total_seconds()  # with what came before the first chunk
     named += [
         ("Model", run.model),
         ("Versions", run.versions),
         ("Start", f"{run.started:%Y-%m-%d %H:%M:%S %Z}"),
-        ("End", f"{run.ended:%Y-%m-%d %H:%M:%S %Z}"),
+        ("End", f"{run.ended:%Y-%m-%d %H:%M:%S %Z}, {duration(took_s)} later"),
     ]
     return facts(named)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pipemax_spark.report.charts import histogram
 from pipemax_spark.report.distributions import Lengths
+from pipemax_spark.report.drawing import Axis
 
 tokens = st.lists(st.integers(0, 5_000), min_size=1, max_size=200)
 
@@ -41,3 +42,8 @@ def test_a_histogram_of_few_lengths_has_whole_numbers_at_its_axis() -> None:
     drawn = histogram("tokens", lengths_of([7] * 5 + [8] * 3 + [9]).bins(30))
     assert all(f">{tick}<" in drawn for tick in (7, 8, 9))
     assert ">7.5<" not in drawn
+
+
+def test_a_logarithmic_axis_has_ticks_between_the_powers_of_ten_while_there_is_room() -> None:
+    assert Axis(low=4.5, high=103.0, is_log=True).ticks() == [5, 10, 20, 50, 100]
+    assert Axis(low=0.9, high=11_000.0, is_log=True).ticks() == [1, 10, 100, 1_000, 10_000]

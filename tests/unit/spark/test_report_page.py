@@ -122,6 +122,7 @@ def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
     for expected in (
         "main.support.labelled",
         "20 h 00 min",
+        "2026-11-28 11:20:00 UTC, 20 h 01 min later",
         "200.00",
         "74.5%",
         "engine 3: node2:4002",
