@@ -40,9 +40,20 @@ class PlainGroup(TyperGroup):
 class PlainTyper(typer.Typer):
     """An application with plain help for each command."""
 
-    def __init__(self, *, cls: type[TyperGroup] = PlainGroup, **rest: Any) -> None:
-        """Take the arguments of ``typer.Typer``."""
-        super().__init__(cls=cls, rich_markup_mode=None, pretty_exceptions_enable=False, **rest)
+    def __init__(
+        self, *, cls: type[TyperGroup] = PlainGroup, add_completion: bool = False, **rest: Any
+    ) -> None:
+        """Take the arguments of ``typer.Typer``.
+
+        Only the group of all commands installs completion: a shell completes ``pipemax``, not ``pipemax annotate``.
+        """
+        super().__init__(
+            cls=cls,
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
+            add_completion=add_completion,
+            **rest,
+        )
 
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **rest: Any

@@ -18,6 +18,7 @@ app = PlainTyper(
     cls=RemovedGroup,
     help="PipeMax: offline LLM inference over tables. `pipemax annotate` annotates a table with Spark.",
     no_args_is_help=True,
+    add_completion=True,
 )
 _PLAN, _MACHINE, _STUDY = "Before you rent a node", "On a machine", "Study the scheduler"
 app.command(rich_help_panel=_PLAN)(plan_capacity)

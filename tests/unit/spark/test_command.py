@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from pipemax_spark.cli import command, pipemax
 from pipemax_spark.errors import JobError
 
+INSTALLED = Path(sys.executable).with_name("pipemax")
+
 
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
     shown = CliRunner().invoke(command(), ["--help"], env={"COLUMNS": "120"}).output
@@ -29,6 +31,17 @@ def test_the_commands_of_spark_s_side_load_nothing_of_the_engine(name: str) -> N
     )
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.split()[:1]) == (0, ["pipemax"]), done.stderr
+
+
+@pytest.mark.parametrize("name", ["annotate", "try", "tune"])
+def test_completion_is_installed_for_the_whole_command_only(name: str) -> None:
+    """A shell function for ``pipemax annotate`` would be one that no shell takes."""
+    shown = {
+        words: subprocess.run([INSTALLED, *words, "--help"], capture_output=True, text=True).stdout
+        for words in ((), (name,))
+    }
+    assert "--install-completion" in shown[()]
+    assert "--install-completion" not in shown[name,]
 
 
 def test_the_job_s_usage_names_the_command_as_it_was_called(
