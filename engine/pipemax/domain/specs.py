@@ -194,8 +194,9 @@ def kv_capacity(
         blocks.append(int(free_bytes // (room_layers[stage] * layer_bytes)))
     if min(blocks) < 1:
         raise ValueError(
-            f"{model.name} does not fit on {node.name} with {parallelism.pipeline} stages of "
-            f"{parallelism.tensor} GPUs: the weights leave no room for the KV cache"
+            f"{model.name} does not fit on {node.name} with {parallelism.pipeline} "
+            f"stage{'s' * (parallelism.pipeline > 1)} of {parallelism.tensor} "
+            f"GPU{'s' * (parallelism.tensor > 1)}: the weights leave no room for the KV cache"
         )
     host_blocks = int(node.host_kv_bytes // (layer_bytes * sum(room_layers) * parallelism.tensor))
     return KvCapacity(

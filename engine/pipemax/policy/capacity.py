@@ -100,7 +100,7 @@ def plan_capacity(
     simulated at most; layouts whose engines they do not fill are left out. By default there are as many as fill all
     engines. Host memory that holds the KV of the whole sample cannot be told from more: raise ``sample_rows`` to
     compare large sizes. ``on_progress`` is called with the simulated and all layouts.
-    Raise ``ValueError`` if the model does not fit in any way.
+    Raise ``ValueError`` if the model does not fit in any way, or ``sample_rows`` fill no layout's engines.
     """
     if rows < 1 or (price_per_hour is not None and price_per_hour < 0):
         raise ValueError(f"rows must be at least 1 and price_per_hour not negative: {rows}, {price_per_hour}")
@@ -135,6 +135,11 @@ def plan_capacity(
             with_pipemax=stock_only is None,
             sizes=sizes,
             has_waves=has_waves,
+        )
+    if possible and not filled:
+        raise ValueError(
+            f"{len(sample):,} rows fill the engines of no layout, {min(needed.values()):,} would those of one: raise "
+            "--sample, or leave it out, and as many rows are drawn as fill all engines"
         )
     if not options:
         raise ValueError("; ".join(not_possible))

@@ -111,7 +111,7 @@ def test_a_long_table_takes_as_long_in_grains() -> None:
 
 
 def test_nothing_is_calculated_from_rows_that_do_not_fill_the_engines() -> None:
-    with pytest.raises(ValueError, match="60 rows do not fill its engines"):
+    with pytest.raises(ValueError, match="60 rows fill the engines of no layout"):
         plan_on(small_node(num_gpus=4), 60, rows=1_000_000)
 
 
