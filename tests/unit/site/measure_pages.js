@@ -37,7 +37,8 @@ async function measured() {
     for (const width of WIDTHS_PX) {
       const frame = await open(path, width);
       const page = frame.contentDocument;
-      pages.push({ path, width, content: page.documentElement.scrollWidth, broken: brokenWords(page) });
+      const height = page.querySelector("article").scrollHeight;
+      pages.push({ path, width, height, content: page.documentElement.scrollWidth, broken: brokenWords(page) });
       frame.remove();
     }
   return pages;

@@ -11,6 +11,8 @@ import pytest
 
 from tests.browser import needs_browser, open_page
 
+LONGEST_GUIDE_PX = 5 * 1_000
+"""Five screens of a desktop."""
 ROOT = Path(__file__).parents[3]
 pytestmark = needs_browser
 
@@ -34,7 +36,9 @@ def shown_of(address: str, profile: Path, *flags: str) -> tuple[str, list[str]]:
     return html.unescape(document), console
 
 
-def test_no_page_is_too_wide_or_breaks_a_word_or_writes_to_the_console(site: Path, tmp_path: Path) -> None:
+def test_no_page_is_too_wide_or_too_long_or_breaks_a_word_or_writes_to_the_console(
+    site: Path, tmp_path: Path
+) -> None:
     names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html") if path.name != "404.html")
     settings = f"const PAGES = {json.dumps(names)}, SITE = {json.dumps(site.as_uri() + '/')};"
     script = (Path(__file__).parent / "measure_pages.js").read_text(encoding="utf-8")
@@ -50,6 +54,9 @@ def test_no_page_is_too_wide_or_breaks_a_word_or_writes_to_the_console(site: Pat
     pages = json.loads(shown.partition("RESULT")[2].rpartition("END")[0])
     assert len(pages) == 2 * len(names)
     assert [page for page in pages if page["content"] > page["width"] or page["broken"]] == []
+    guides = [page for page in pages if page["path"].startswith("guide/") and page["width"] == 1_280]
+    assert guides
+    assert {page["path"]: page["height"] for page in guides if page["height"] > LONGEST_GUIDE_PX} == {}
     assert console == []
 
 
