@@ -6,7 +6,8 @@ the prompt tokens that keep so many rows running. It knows shapes and bytes, and
 The shares and factors are judgements: none was measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from pipemax.domain.model_spec import ModelSpec
 from pipemax.domain.specs import NodeSpec, Parallelism, kv_capacity
@@ -46,8 +47,27 @@ class StartEnvelope:
     """The largest batch of decodes that a CUDA graph should be captured for."""
     rows_of_kv: float
     """Rows of the mean length, half of its output there, that the KV cache holds."""
-    cost_bytes: float
-    """An estimate of what ``ceiling`` takes of each GPU's memory beyond ``begin``, without graphs."""
+    token_bytes: float
+    """What one more token in a step takes of a GPU's memory."""
+    row_bytes: float
+    """The same of one more row."""
+
+    @property
+    def cost_bytes(self) -> float:
+        """An estimate of what ``ceiling`` takes of each GPU's memory beyond ``begin``, without graphs."""
+        tokens = self.ceiling.step_tokens - self.begin.step_tokens
+        rows = self.ceiling.running_rows - self.begin.running_rows
+        return tokens * self.token_bytes + rows * self.row_bytes
+
+    def with_rows(self, most_rows: int) -> Self:
+        """Return the envelope of an engine that takes no more rows than this."""
+        ceiling = replace(self.ceiling, running_rows=min(most_rows, self.ceiling.running_rows))
+        return replace(
+            self,
+            ceiling=ceiling,
+            begin=self.begin.within(ceiling),
+            graph_rows=min(most_rows, self.graph_rows),
+        )
 
 
 def plan_envelope(
@@ -84,8 +104,8 @@ def plan_envelope(
         begin=default,
         graph_rows=min(rows, by_kv, _MOST_GRAPH_ROWS),
         rows_of_kv=rows_of_kv,
-        cost_bytes=(tokens - default.step_tokens) * token_bytes
-        + (rows - default.running_rows) * model.vocab_size * _LOGIT_BYTES,
+        token_bytes=token_bytes,
+        row_bytes=model.vocab_size * _LOGIT_BYTES,
     )
 
 

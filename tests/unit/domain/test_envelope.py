@@ -61,6 +61,14 @@ def test_long_prompts_with_short_outputs_get_steps_twice_as_long() -> None:
     assert envelope.graph_rows < 400, "no more rows than the KV cache holds decode together"
 
 
+def test_an_envelope_of_fewer_rows_costs_less_and_begins_within_them() -> None:
+    envelope = on_h100(CHAT)
+    fewer = envelope.with_rows(617)
+    assert fewer.ceiling == fewer.begin == StepLimits(step_tokens=16_384, running_rows=617)
+    assert (fewer.graph_rows, fewer.cost_bytes) == (617, 0)
+    assert envelope.with_rows(100_000) == envelope
+
+
 def test_steps_stay_as_they_are_where_their_activations_would_take_too_much() -> None:
     wide = replace(load_model("qwen3-32b"), num_layers=8)
     node = replace(L20, gpu=replace(L20.gpu, memory_bytes=30 << 30))

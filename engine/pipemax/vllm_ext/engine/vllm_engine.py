@@ -40,7 +40,6 @@ from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.known_check import NodeCheck
 from pipemax.vllm_ext.launch.start import RunningVllm
-from pipemax.vllm_ext.launch.start_envelope import limits_at_start
 from pipemax.vllm_ext.launch.structured_outputs import structured_outputs
 from pipemax.vllm_ext.node_check.run import check_at_start
 from pipemax.vllm_ext.seam.vllm_types import (
@@ -100,7 +99,8 @@ class VllmEngine:
         try:
             self.measured = self._measure(config)
             self._prepare(config)
-            self._limits = LiveLimits(self._engine, vllm_config, begin=limits_at_start(config))
+            envelope = self._vllm.envelope
+            self._limits = LiveLimits(self._engine, vllm_config, begin=envelope.begin if envelope else None)
         except EngineStartError:  # it failed the check, and says why
             self._vllm.close()
             raise

@@ -4,14 +4,16 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Self
 
 from pipemax.config import EngineConfig
+from pipemax.domain.envelope import StartEnvelope
 from pipemax.domain.errors import EngineStartError
 from pipemax.node.failure_records import FailureRecords
 from pipemax.node.repeated_sigterm import sigterm_repeated
 from pipemax.vllm_ext.launch.failure_causes import cause_of
-from pipemax.vllm_ext.launch.start_envelope import with_fitting_rows
+from pipemax.vllm_ext.launch.start_envelope import start_envelope, with_fitting_rows
 from pipemax.vllm_ext.launch.vllm_config import launch_environment, make_vllm_config
 from pipemax.vllm_ext.seam.core_client import core_exit_code, core_processes, end_core, watch_core
 from pipemax.vllm_ext.seam.executor import WORKERS_END_S, make_engine
@@ -24,11 +26,14 @@ _ENGINE_ENDS_S = WORKERS_END_S + 20.0
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[EngineConfig, list[StatLoggerFactory] | None], tuple[VllmConfig, LLMEngine]]
+Loaded = tuple[VllmConfig, LLMEngine]
+Load = Callable[[EngineConfig, StartEnvelope | None, list[StatLoggerFactory] | None], Loaded]
 
 
-def _load(config: EngineConfig, stat_loggers: list[StatLoggerFactory] | None) -> tuple[VllmConfig, LLMEngine]:
-    vllm_config = make_vllm_config(config)
+def _load(
+    config: EngineConfig, envelope: StartEnvelope | None, stat_loggers: list[StatLoggerFactory] | None
+) -> Loaded:
+    vllm_config = make_vllm_config(config, envelope)
     return vllm_config, make_engine(vllm_config, stat_loggers)
 
 
@@ -39,6 +44,8 @@ class RunningVllm:
     engine: LLMEngine
     vllm_config: VllmConfig
     failures: FailureRecords
+    envelope: StartEnvelope | None = None
+    """What stock vLLM was started for; ``None`` if that was left to vLLM."""
     closed: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
@@ -55,26 +62,36 @@ class RunningVllm:
         ``load`` makes the engine; by default vLLM's.
         """
         load = load or _load
+        plan = cache(partial(start_envelope, config))  # called within a start, which tells its errors
         try:
-            return cls._start(config, stat_loggers, load)
+            return cls._start(config, stat_loggers, load, plan)
         except EngineStartError as error:
             fewer = with_fitting_rows(config, str(error))
             if fewer is None:
                 raise
             log.warning("starting once more, with max_num_seqs %d: %s", fewer.max_num_seqs, error)
-        return cls._start(fewer, stat_loggers, load)
+        return cls._start(fewer, stat_loggers, load, plan)
 
     @classmethod
-    def _start(cls, config: EngineConfig, stat_loggers: list[StatLoggerFactory] | None, load: Load) -> Self:
+    def _start(
+        cls,
+        config: EngineConfig,
+        stat_loggers: list[StatLoggerFactory] | None,
+        load: Load,
+        plan: Callable[[], StartEnvelope | None],
+    ) -> Self:
         failures = FailureRecords()
         try:
             with launch_environment(config, failures=failures.path), begun_by_us():
-                vllm_config, engine = load(config, stat_loggers)
+                envelope, most_rows = plan(), config.vllm_argument("max_num_seqs")
+                if envelope is not None and most_rows is not None:
+                    envelope = envelope.with_rows(most_rows)
+                vllm_config, engine = load(config, envelope, stat_loggers)
         except Exception as error:  # vLLM's start-up raises errors of any type, of any module
             cause = cause_of(error, failures.read())
             failures.close()
             raise EngineStartError(f"model {config.model!r} could not be loaded: {cause}") from error
-        running = cls(engine=engine, vllm_config=vllm_config, failures=failures)
+        running = cls(engine=engine, vllm_config=vllm_config, failures=failures, envelope=envelope)
         watch_core(engine, running.closed)
         return running
 

@@ -42,9 +42,14 @@ DescribeMachine = Callable[[Mapping[str, str], Sequence[str]], NodeSpec]
 def start_envelope(
     config: EngineConfig, *, describe_machine: DescribeMachine = machine_profile
 ) -> StartEnvelope | None:
-    """Return what an engine of stock vLLM is started for; ``None`` if that is left to vLLM."""
-    arguments, lengths, gpus = config.vllm_arguments, config.row_lengths, engine_gpus(os.environ)
-    if current_platform.is_cpu() or config.is_pooling or lengths is None or not gpus or not config.tune:
+    """Return what an engine of stock vLLM is started for; ``None`` if that is left to vLLM.
+
+    This calls ``nvidia-smi`` and reads the model's files.
+    """
+    arguments, lengths = config.vllm_arguments, config.row_lengths
+    if config.policy is Policy.PIPEMAX or config.is_pooling or lengths is None or not config.tune:
+        return None
+    if current_platform.is_cpu() or not (gpus := engine_gpus(os.environ)):
         return None
     if installed_lacks_for_tuning() or any(arguments.get(name) is not None for name in _DECIDED_BY_USER):
         return None  # vLLM would run with the largest limits all the time
@@ -69,12 +74,6 @@ def start_envelope(
     except ValueError as error:
         log.info("the limits of steps are vLLM's default, because no formula tells better ones: %s", error)
         return None
-
-
-def limits_at_start(config: EngineConfig) -> StepLimits | None:
-    """Return the limits with which a started engine begins; ``None``: those that it was started for."""
-    envelope = None if config.policy is Policy.PIPEMAX else start_envelope(config)
-    return None if envelope is None else envelope.begin
 
 
 def envelope_arguments(config: EngineConfig, envelope: StartEnvelope | None) -> dict[str, Any]:

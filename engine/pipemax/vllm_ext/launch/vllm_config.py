@@ -11,6 +11,7 @@ from pipemax.checkpoint.adapters import max_rank
 from pipemax.checkpoint.model_kinds import has_windows
 from pipemax.config import BatchingChoice, EngineConfig, Policy, Waves, require_free_connector
 from pipemax.control.controller_config import usual_num_batches, waves_refusal
+from pipemax.domain.envelope import StartEnvelope
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.tuned import WAVE_GROUPS
 from pipemax.domain.units import GIB
@@ -31,7 +32,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     windowed_capacity,
 )
 from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
-from pipemax.vllm_ext.launch.start_envelope import envelope_arguments, start_envelope
+from pipemax.vllm_ext.launch.start_envelope import envelope_arguments
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.launch.tunable_scheduler import fit_tunable_scheduler
 from pipemax.vllm_ext.runtime_settings import FOLLOWS_LAYERS, RuntimeSettings, encode_stage
@@ -57,12 +58,12 @@ _RESIDENT_TOKENS = 512
 _TOKEN_ID_BYTES = 4
 
 
-def make_vllm_config(config: EngineConfig) -> VllmConfig:
-    """Make vLLM's config. ``ValueError`` if the config does not fit this machine, this vLLM or this model."""
+def make_vllm_config(config: EngineConfig, envelope: StartEnvelope | None = None) -> VllmConfig:
+    """Make vLLM's config, of stock vLLM for an ``envelope``. ``ValueError``: it does not fit machine, vLLM or model."""
     if config.policy is Policy.PIPEMAX:
         check_version()
         require_free_connector(config.vllm_arguments)  # again: under policy auto it was free to name one
-    args = engine_args(config)
+    args = engine_args(config, envelope)
     if config.policy is Policy.PIPEMAX:
         choose_latent_kernels(args)
     # vLLM takes the defaults of max_num_seqs and max_num_batched_tokens from tables that lack most contexts.
@@ -219,7 +220,7 @@ def _pinned_by_worker(vllm_config: VllmConfig, num_batches: int) -> int:
     return _num_slots(vllm_config, num_batches) * vllm_config.model_config.max_model_len * _TOKEN_ID_BYTES
 
 
-def engine_args(config: EngineConfig) -> EngineArgs:
+def engine_args(config: EngineConfig, envelope: StartEnvelope | None = None) -> EngineArgs:
     """Return vLLM's arguments. ``ValueError`` if the config does not fit this machine or this vLLM."""
     num_gpus = 0 if current_platform.is_cpu() else current_platform.device_count()
     num_stages = pipeline_parallel_size(config, num_gpus=num_gpus)
@@ -259,7 +260,7 @@ def engine_args(config: EngineConfig) -> EngineArgs:
         # Rows have no video and no sound, and images seldom come twice: each cache would take 4 GiB of host memory.
         values["limit_mm_per_prompt"] = {"image": config.images.max_per_row, "video": 0, "audio": 0}
         values["mm_processor_cache_gb"] = 0
-        values |= envelope_arguments(config, start_envelope(config))
+        values |= envelope_arguments(config, envelope)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "reasoning_parser"):
         if (value := getattr(config, name)) is not None:
             values[name] = value

@@ -2,21 +2,24 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipemax.config import EngineConfig
+from pipemax.domain.envelope import StartEnvelope
 from pipemax.domain.errors import EngineStartError
 from pipemax.domain.specs import NodeSpec
 from pipemax.domain.step_records import StepLimits
 from pipemax.presets import load_node
+from pipemax.vllm_ext.launch import start as start_module
 from pipemax.vllm_ext.launch import start_envelope as module
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.launch.start_envelope import (
     envelope_arguments,
-    limits_at_start,
     start_envelope,
     with_fitting_rows,
 )
@@ -144,7 +147,10 @@ def test_a_machine_without_known_figures_keeps_vllm_s_default_and_says_why(
 
 def test_on_a_cpu_nothing_changes() -> None:
     assert start_envelope(config()) is None
-    assert limits_at_start(config()) is None
+
+
+def test_policy_pipemax_has_no_envelope(one_gpu: DescribeMachine) -> None:
+    assert start_envelope(config(policy="pipemax"), describe_machine=one_gpu) is None
 
 
 def test_an_engine_begins_with_vllm_s_default_within_its_envelope(one_gpu: DescribeMachine) -> None:
@@ -164,7 +170,7 @@ def test_a_start_with_more_rows_than_mamba_blocks_is_made_once_more_with_as_many
 def test_the_second_start_s_failure_is_told_and_there_is_no_third() -> None:
     rows: list[object] = []
 
-    def fail(config: EngineConfig, stat_loggers: object) -> Any:
+    def fail(config: EngineConfig, envelope: object, stat_loggers: object) -> Any:
         rows.append(config.vllm_argument("max_num_seqs"))
         blocks = 617 - len(rows)
         raise ValueError(f"max_num_seqs (1024) exceeds available Mamba cache blocks ({blocks}). Each …")
@@ -172,3 +178,35 @@ def test_the_second_start_s_failure_is_told_and_there_is_no_third() -> None:
     with pytest.raises(EngineStartError, match=r"Mamba cache blocks \(615\)"):
         RunningVllm.start(config(), load=fail)
     assert rows == [None, 616]
+
+
+def test_the_machine_is_read_once_for_both_starts_and_for_the_limits_that_the_engine_begins_with(
+    one_gpu: DescribeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine that was started once more still begins with vLLM's default."""
+    num_reads = 0
+    started: list[tuple[int | None, StepLimits]] = []
+
+    def read(environ: Mapping[str, str], gpus: Sequence[str]) -> NodeSpec:
+        nonlocal num_reads
+        num_reads += 1
+        return one_gpu(environ, gpus)
+
+    def load(config: EngineConfig, envelope: StartEnvelope | None, stat_loggers: object) -> Any:
+        assert envelope is not None
+        arguments = envelope_arguments(config, envelope)
+        started.append((arguments["max_num_seqs"], envelope.begin))
+        assert max(arguments["cudagraph_capture_sizes"]) <= arguments["max_num_seqs"]
+        if len(started) == 1:
+            raise ValueError(NO_ROOM)
+        return SimpleNamespace(), SimpleNamespace()
+
+    monkeypatch.setattr(start_module, "start_envelope", partial(start_envelope, describe_machine=read))
+    monkeypatch.setattr(start_module, "watch_core", lambda engine, closed: None)
+    running = RunningVllm.start(config(), load=load)
+    begin = StepLimits(step_tokens=8_192, running_rows=256)
+    assert started == [(4_096, begin), (617, begin)]
+    assert running.envelope is not None
+    assert running.envelope.begin == begin
+    assert num_reads == 1
+    running.failures.close()
