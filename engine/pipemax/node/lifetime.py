@@ -15,7 +15,7 @@ import threading
 
 from pipemax.node.failure_records import record_what_vllm_logs
 from pipemax.node.process import ProcessIdentity
-from pipemax.node.repeated_lines import hold_back_repeated_lines
+from pipemax.node.repeated_lines import hold_back_repeated_lines, leave_out_warning_of_our_schedulers
 
 SERVER_IDENTITY_VARIABLE = "PIPEMAX_SERVER_IDENTITY"
 """``PID:START_TICKS`` of the engine server, set by the server before it starts an engine."""
@@ -34,6 +34,7 @@ def end_with_server() -> None:
     This is the entry point ``vllm.general_plugins``; vLLM may call it more than once in a process.
     """
     record_what_vllm_logs()
+    leave_out_warning_of_our_schedulers()
     identity = os.environ.get(SERVER_IDENTITY_VARIABLE)
     if identity is None:
         return

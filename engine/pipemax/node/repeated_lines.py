@@ -1,4 +1,7 @@
-"""Hold back log lines that repeat, so that they neither fill the disk nor push all others out of a bounded log."""
+"""Hold back log lines that repeat, so that they neither fill the disk nor push all others out of a bounded log.
+
+One of vLLM's lines is left out as a whole: what it says of scheduler classes is not true of ours.
+"""
 
 import logging
 import threading
@@ -8,6 +11,7 @@ MAX_LINES = 60
 PERIOD_S = 60.0
 _LOGGERS = (None, "vllm")
 """The loggers that have handlers: the root, and vLLM's own."""
+_OF_SCHEDULERS = "vllm.config.scheduler"
 
 
 @dataclass(slots=True)
@@ -55,6 +59,22 @@ def hold_back_repeated_lines() -> None:
     for handler in handlers:
         if not any(isinstance(known, RepeatedLines) for known in handler.filters):
             handler.addFilter(RepeatedLines())
+
+
+def leave_out_warning_of_our_schedulers() -> None:
+    """Leave out vLLM's warning that a custom scheduler class may turn asynchronous scheduling off: ours keep it.
+
+    May be called more than once. It stays for classes of others.
+    """
+    logger = logging.getLogger(_OF_SCHEDULERS)
+    # Of the logger, not of a handler: vLLM's processes configure logging, which takes all handlers away.
+    if _is_true not in logger.filters:
+        logger.addFilter(_is_true)
+
+
+def _is_true(record: logging.LogRecord) -> bool:
+    names_ours = isinstance(record.args, tuple) and str(record.args[:1]).startswith("('pipemax.")
+    return not (names_ours and record.msg.startswith("Using custom scheduler class"))
 
 
 def _add(record: logging.LogRecord, note: str) -> None:

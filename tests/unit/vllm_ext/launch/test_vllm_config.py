@@ -1,10 +1,12 @@
 """From a config to vLLM's arguments, without starting anything."""
 
 import importlib
+import logging
 import os
 from pathlib import Path
 
 import pytest
+from vllm.config import SchedulerConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -12,6 +14,7 @@ from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_times import StepTimeModel
+from pipemax.node.lifetime import end_with_server
 from pipemax.vllm_ext.launch import tunable_scheduler
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.forecast import forecast
@@ -235,6 +238,27 @@ def test_stock_vllm_s_limits_may_change_unless_the_user_names_a_scheduler() -> N
         assert name == "pipemax.vllm_ext.scheduler.tunable.TunableAsyncScheduler"
     theirs = "vllm.v1.core.sched.scheduler.Scheduler"
     assert scheduler_of(policy="vllm", vllm={"scheduler_cls": theirs}) == theirs
+
+
+def test_vllm_warns_of_scheduler_classes_of_others_only() -> None:
+    """It says that asynchronous scheduling may be off, and ours keep it."""
+    warnings: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            warnings.append(record.getMessage())
+        return True
+
+    end_with_server()
+    logger = logging.getLogger("vllm.config.scheduler")
+    logger.addFilter(keep)  # behind ours: it sees what that lets through
+    # vLLM warns of a name once in a process: of these no other test has it warn.
+    for name in ("pipemax.vllm_ext.scheduler.tunable.StepRecorder", "collections.OrderedDict"):
+        SchedulerConfig.default_factory(scheduler_cls=name).get_scheduler_cls()
+    logger.removeFilter(keep)
+    assert [warning.split(". ")[0] for warning in warnings] == [
+        "Using custom scheduler class collections.OrderedDict"
+    ]
 
 
 def test_where_vllm_lacks_a_limit_its_own_scheduler_runs_and_the_log_says_so_once(
