@@ -16,7 +16,6 @@ from pyarrow import flight
 
 from pipemax.wire import (
     COLLECTOR_ACTION_STATS,
-    LENGTH_CORRELATION,
     CollectorAddress,
     JobOutlook,
     JobStats,
@@ -135,7 +134,7 @@ class Collector:
         return max((server.window_rows for server in self.servers()), default=0) or None
 
     def length_correlation(self, *, earlier: float | None = None) -> float | None:
-        """Return the mean of what engines under stock vLLM have learned of prompt and answer lengths.
+        """Return the mean of what engines under stock vLLM have learned of the prompts and answers of this job.
 
         Before they have, return what an ``earlier`` run of this job had learned.
 
@@ -144,10 +143,11 @@ class Collector:
         """
         servers = self.servers()
         policies = [(server.policy or {}).get("chosen") for server in servers]
+        learned = [self.job_of(server).length_correlation for server in servers]
         known = [
-            server.engine_metrics[LENGTH_CORRELATION]
-            for server, policy in zip(servers, policies, strict=True)
-            if LENGTH_CORRELATION in server.engine_metrics and policy == _STOCK
+            correlation
+            for correlation, policy in zip(learned, policies, strict=True)
+            if correlation is not None and policy == _STOCK
         ]
         if known:
             return sum(known) / len(known)

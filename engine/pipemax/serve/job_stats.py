@@ -1,4 +1,4 @@
-"""Count the server's work for each job. The counters only grow."""
+"""Count the server's work for each job, and learn of its rows' lengths. The counters only grow."""
 
 import threading
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pipemax.api import Completion
+from pipemax.serve.flow.length_relation import LengthRelation
 from pipemax.wire import CollectorAddress, JobStats
 
 MAX_JOBS = 256
@@ -17,6 +18,7 @@ class _Job:
     collector: CollectorAddress | None = None
     open_sessions: int = 0
     stats: JobStats = field(default_factory=JobStats)
+    lengths: LengthRelation = field(default_factory=LengthRelation)
 
 
 class StatsBook:
@@ -56,6 +58,7 @@ class StatsBook:
         errors = [completion.error for completion in completions if completion.error is not None]
         with self._lock:
             job = self._jobs[job_id]
+            job.lengths.observe(completions)
             stats = job.stats
             examples = dict(stats.error_examples)
             for error in errors:
@@ -80,7 +83,7 @@ class StatsBook:
         """Return the statistics of all jobs, or of those that report to one collector."""
         with self._lock:
             return {
-                job_id: job.stats
+                job_id: replace(job.stats, length_correlation=job.lengths.correlation())
                 for job_id, job in self._jobs.items()
                 if collector is None or job.collector == collector
             }

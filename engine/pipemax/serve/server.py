@@ -27,7 +27,6 @@ from pipemax.serve.rows.turns import Turns
 from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import (
     COMPLETION_SCHEMA,
-    LENGTH_CORRELATION,
     PACKAGE_VERSION,
     VERSION_METADATA,
     WIRE_VERSION,
@@ -174,13 +173,10 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
 
     def _snapshot(self, jobs: dict[str, JobStats]) -> ServerStats:
         stats = self._host.stats()
-        correlation = self._sessions.lengths.correlation()
-        learned = {} if correlation is None else {LENGTH_CORRELATION: correlation}
         return replace(
             stats,
             open_sessions=self._sessions.num_open,
             window_rows=self._window.rows if stats.state == "ready" else 0,
-            engine_metrics={**stats.engine_metrics, **learned},
             tuning=self._sessions.tuning.note,
             jobs=jobs,
         )

@@ -13,7 +13,6 @@ from typing import Protocol
 from pipemax.api import Completion, Engine
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
-from pipemax.serve.flow.length_relation import LengthRelation
 from pipemax.serve.flow.live_tuning import LiveTuning
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.flow.pacing import Pacer
@@ -49,8 +48,6 @@ class EngineSessions:
         self._turns = turns
         self._equals = equals
         self._inputs = inputs
-        self.lengths = LengthRelation()
-        """What the rows that have ended tell of prompts and answers."""
         self.tuning = LiveTuning(inputs)
         """The tuning of the engine's limits."""
         self._lifecycle = lifecycle
@@ -127,7 +124,6 @@ class EngineSessions:
         """Take rows that have ended, in the order of ``Engine.poll``."""
         self._turns.record_ends(completions)
         self._pacer.learn(completions)
-        self.lengths.observe(completions)
         self.tuning.learn(completions)
         self.deliver(completions)
 

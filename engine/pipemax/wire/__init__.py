@@ -49,7 +49,6 @@ from pipemax.wire.session import (
 )
 from pipemax.wire.stats import (
     COLLECTOR_ACTION_STATS,
-    LENGTH_CORRELATION,
     JobOutlook,
     JobStats,
     ServerAction,
@@ -64,7 +63,6 @@ __all__ = [
     "GENERATE",
     "HEARTBEAT_PERIOD_S",
     "IMAGE_TYPE",
-    "LENGTH_CORRELATION",
     "MESSAGE_TYPE",
     "OVERRIDES_TYPE",
     "PACKAGE_VERSION",

@@ -20,9 +20,6 @@ COLLECTOR_ACTION_STATS = "stats"
 """The collector's only Flight action: its body is a ``ServerStats``; the ``authorization`` header is
 ``Bearer TOKEN``. It answers with a ``JobOutlook``, or nothing if the job's size is not known."""
 
-LENGTH_CORRELATION = "length_correlation"
-"""Engine metric: the correlation of prompt and answer lengths, once enough rows have ended."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStats:
@@ -39,6 +36,8 @@ class JobStats:
     """ErrorCode → the first message seen with it."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    length_correlation: float | None = None
+    """The correlation of prompt and answer lengths, from -1 to 1; None until enough rows have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,9 +120,9 @@ def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() ->
 def test_only_engines_under_stock_vllm_tell_whether_prompts_say_how_long_answers_are() -> None:
     with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
         for server, chosen, correlation in (("a", "vllm", 0.5), ("b", "vllm", 0.3), ("c", "pipemax", -0.9)):
-            stats = replace(report(server), policy={"chosen": chosen})
+            stats = report(server, job=JobStats(length_correlation=correlation))
             assert collector.length_correlation() in (None, 0.5, 0.4)
-            outlook_after(collector, replace(stats, engine_metrics={"length_correlation": correlation}))
+            outlook_after(collector, replace(stats, policy={"chosen": chosen}))
         assert collector.length_correlation(earlier=0.9) == pytest.approx(0.4)
 
 

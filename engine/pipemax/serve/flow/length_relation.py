@@ -1,10 +1,9 @@
-"""Learn from finished rows whether longer prompts have longer answers.
+"""Learn from a job's finished rows whether longer prompts have longer answers.
 
 The driver orders the rows of the table's last chunk by it. This module knows only lengths.
 """
 
 import math
-import threading
 from collections.abc import Sequence
 
 from pipemax.api import Completion
@@ -12,32 +11,29 @@ from pipemax.api import Completion
 MIN_ROWS = 200
 """Fewer rows say little, and the first to finish are those with short answers."""
 MEMORY = 10_000
-"""Number of rows from which on older ones count less: the next job's rows may be others."""
+"""Number of rows from which on older ones count less: a table's later rows may be others."""
 
 
 class LengthRelation:
-    """The correlation of the logarithms of prompt and answer lengths. Thread-safe."""
+    """The correlation of the logarithms of prompt and answer lengths. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._num_rows = 0
         self._mean_prompt = self._mean_output = 0.0
         self._var_prompt = self._var_output = self._covariance = 0.0
 
     def observe(self, completions: Sequence[Completion]) -> None:
-        """Learn from rows that have ended. Error rows say nothing."""
-        with self._lock:
-            for completion in completions:
-                if completion.error is None:
-                    self._add(math.log1p(completion.prompt_tokens), math.log1p(completion.completion_tokens))
+        """Learn from rows that have ended. Error rows say nothing, and answers of equal rows nothing more."""
+        for completion in completions:
+            if completion.error is None and not completion.is_reused:
+                self._add(math.log1p(completion.prompt_tokens), math.log1p(completion.completion_tokens))
 
     def correlation(self) -> float | None:
         """Return the correlation, from -1 to 1; None while few rows have ended, 0 if a length is always the same."""
-        with self._lock:
-            if self._num_rows < MIN_ROWS:
-                return None
-            spread = math.sqrt(self._var_prompt * self._var_output)
-            return self._covariance / spread if spread > 1e-12 else 0.0
+        if self._num_rows < MIN_ROWS:
+            return None
+        spread = math.sqrt(self._var_prompt * self._var_output)
+        return self._covariance / spread if spread > 1e-12 else 0.0
 
     def _add(self, prompt: float, output: float) -> None:
         self._num_rows += 1
