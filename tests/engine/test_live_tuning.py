@@ -32,6 +32,9 @@ class OneJob:
     def share_left(self) -> int:
         return 1_000_000
 
+    def traits(self) -> frozenset[str]:
+        return frozenset()
+
 
 @pytest.mark.long  # an engine of vLLM for a minute
 def test_rows_come_once_and_with_the_same_tokens_while_the_engine_tunes_itself(

@@ -336,6 +336,7 @@ class Session:
             keys = [key for _, key in admission.computed]
             self._set_aside(admission.waiting)
             self.deliver(admission.answered)
+        self._sessions.rows_sent(self._job_id, requests)
         if requests:
             condemned = self._turns.submit(ready.engine, requests, keys)
             if condemned:

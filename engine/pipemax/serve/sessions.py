@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from pipemax.api import Completion, Engine
+from pipemax.api import Completion, Engine, GenerationRequest
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.live_tuning import LiveTuning
@@ -92,6 +92,10 @@ class EngineSessions:
         """Return how many rows the engine holds. Asked under the host's lock: do not call the host from here."""
         # A request may run on for rows that wait for it, after its own session has gone.
         return max(self._window.running_rows, self._equals.num_computing)
+
+    def rows_sent(self, job_id: str, requests: Sequence[GenerationRequest]) -> None:
+        """Note rows that are about to go to the engine."""
+        self._inputs.note_sent(job_id, requests)
 
     def deliver(self, completions: Sequence[Completion]) -> None:
         """Hand rows that have ended to their sessions, and their outcome to the rows that wait for it."""

@@ -8,7 +8,7 @@ is tuned: a tuning takes its time from a table that is long enough.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +44,9 @@ class Inputs(Protocol):
 
     def share_left(self) -> int | None:
         """Return how many more rows of theirs the engine should get; None if a driver has not said it."""
+
+    def traits(self) -> frozenset[str]:
+        """Return which of ``TableKind``'s traits some of their rows have had."""
 
 
 class LiveTuning:
@@ -101,7 +104,7 @@ class LiveTuning:
         ended, self._ended = self._ended, []
         if self._tuning is None or rows_left is None:
             return
-        if self._tuning.advance(ended, rows_left, now_s):
+        if self._tuning.advance(ended, rows_left, self._inputs.traits(), now_s):
             self.note, self._tuning = self._tuning.note, None
 
     def _begin(self, engine: Engine, config: EngineConfig, now_s: float) -> None:
@@ -123,7 +126,6 @@ class _Tuning:
     ) -> None:
         self._engine = engine
         self._rules = rules
-        self._config = config
         self._kept_in = Path(facts.kept_in)
         default, ceiling = engine.limits(), engine.most_limits()
         self._envelope = Envelope(
@@ -136,11 +138,15 @@ class _Tuning:
         self.note = ""
         """The result, if anything was tried."""
         self._lengths = Lengths()
+        self._traits: set[str] = {"has_lora"} if config.lora else set()
         self._tuner: Tuner | None = None
         self._since_s, self._num_ended = now_s, 0
 
-    def advance(self, ended: Sequence[RowLengths], rows_left: int, now_s: float) -> bool:
-        """Take the rows that have ended, and return whether the tuning has."""
+    def advance(
+        self, ended: Sequence[RowLengths], rows_left: int, traits: Iterable[str], now_s: float
+    ) -> bool:
+        """Take the rows that have ended, and return whether the tuning has. ``traits`` are those of all rows so far."""
+        self._traits.update(traits)
         lengths = _lengths(ended, self._engine.stats().metrics.get("prefix_cache_hit_rate", 0.0))
         self._num_ended += len(ended)
         records = self._engine.take_step_records()
@@ -162,7 +168,7 @@ class _Tuning:
         return True
 
     def _kind(self) -> TableKind:
-        return kind_of(self._lengths, has_lora=bool(self._config.lora))
+        return kind_of(self._lengths, **dict.fromkeys(self._traits, True))
 
     def _begin(self) -> Tuner:
         known = nearest_entry(load_entries(self._kept_in), self._kind())

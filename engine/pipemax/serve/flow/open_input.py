@@ -1,4 +1,4 @@
-"""Tell whether more rows may come, and how many, from the open streams and from what the driver says.
+"""Tell whether more rows may come, how many and of what kind, from the open streams and from what the driver says.
 
 The end of a partition is not the end of the table: between two tasks of an executor there is a gap. So input counts as
 open for a while after a stream has closed, unless the job's driver has said that no row is left. A stream that has
@@ -8,8 +8,9 @@ knows nothing of engines.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from pipemax.api import GenerationRequest
 from pipemax.domain.units import ceil_div
 from pipemax.wire import JobOutlook
 
@@ -17,6 +18,12 @@ _GAP_S = 2.0
 """Time for which input counts as open after a stream has closed, if nothing is known of the job."""
 _LONG_GAP_S = 10.0
 """The same if the job has rows left, here or elsewhere."""
+
+_TRAITS: Mapping[str, Callable[[GenerationRequest], bool]] = {
+    "is_constrained": lambda row: row.sampling.is_constrained,
+    "has_images": lambda row: bool(row.images),
+}
+"""What a row may have, by its name in ``tuning.remembered.TableKind``."""
 
 
 class InputWatch:
@@ -32,6 +39,7 @@ class InputWatch:
         self._closed_at_s = float("-inf")
         self._outlooks: dict[str, JobOutlook] = {}
         self._shares: dict[str, int] = {}  # job -> rows received once this engine has had its share
+        self._traits: dict[str, set[str]] = {}  # job -> those of _TRAITS that some of its rows have
 
     def open(self, number: int, job_id: str) -> None:
         with self._lock:
@@ -48,6 +56,12 @@ class InputWatch:
             self._streams.pop(number, None)
             self._closed_job, self._closed_at_s = job_id, self._clock()
             self._forget_others()
+
+    def note_sent(self, job_id: str, requests: Sequence[GenerationRequest]) -> None:
+        """Take rows of a job that are about to go to the engine."""
+        with self._lock:
+            known = self._traits.setdefault(job_id, set())
+            known |= {name for name, has in _TRAITS.items() if name not in known and any(map(has, requests))}
 
     def hear(self, outlook: JobOutlook) -> None:
         """Take in what the driver says of a job, as of a second or two ago."""
@@ -85,6 +99,11 @@ class InputWatch:
         with self._lock:
             return frozenset(self._streams.values())
 
+    def traits(self) -> frozenset[str]:
+        """Return what rows of the jobs whose input is open have had: ``is_constrained``, ``has_images``."""
+        with self._lock:
+            return frozenset().union(*(self._traits.get(job, ()) for job in self._streams.values()))
+
     def _share_left(self) -> int | None:
         jobs = set(self._streams.values())
         if not jobs or not jobs <= self._shares.keys():
@@ -93,6 +112,6 @@ class InputWatch:
 
     def _forget_others(self) -> None:
         wanted = {*self._streams.values(), self._closed_job}
-        for known in (self._outlooks, self._shares):
+        for known in (self._outlooks, self._shares, self._traits):
             for job_id in known.keys() - wanted:
                 del known[job_id]

@@ -1,5 +1,6 @@
 """An engine's limits are tuned while it serves: by its own rows, for one kind of table, and remembered."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -7,7 +8,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from pipemax.api import Completion, Engine, EngineStats
+from pipemax.api import Completion, Engine, EngineStats, GenerationRequest, Image, Message, Sampling
 from pipemax.config import EngineConfig
 from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, check_limits
 from pipemax.serve.flow.live_tuning import LiveTuning
@@ -128,6 +129,54 @@ def test_another_table_of_the_kind_starts_with_them_on_a_new_engine(tuned: Serve
     assert {*fresh.engine.tried} == {DEFAULT, StepLimits(**entry["limits"])}
     assert fresh.engine.synthetic.limits == StepLimits(**entry["limits"])
     assert fresh.tuning.note, "two pairs have checked it"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(
+            GenerationRequest(request_id="0", prompt="x", sampling=Sampling(choice=("a", "b"))), id="choices"
+        ),
+        pytest.param(
+            GenerationRequest(request_id="0", messages=(Message(role="user", content=(Image(source="x"),)),)),
+            id="images",
+        ),
+    ],
+)
+def test_a_table_whose_rows_are_of_another_kind_does_not_take_them_over(
+    tuned: Server, request_: GenerationRequest, tmp_path: Path
+) -> None:
+    """Its prompts and answers are as long, but its steps take another time. Its result is kept next to the first."""
+    facts = tuned.engine.tuning_facts()
+    assert facts is not None
+    kept_in = Path(shutil.copy(facts.kept_in, tmp_path))
+    other = Server(ServedEngine(kept_in))
+    other.open("other", rows_left=1_000_000)
+    other.inputs.note_sent("other", [request_])
+    other.run(1000)
+    assert len({*other.engine.tried}) > 5, "it makes a sweep of its own"
+    kinds = [entry["kind"] for entry in yaml.safe_load(kept_in.read_text(encoding="utf-8"))]
+    assert [(kind["is_constrained"], kind["has_images"]) for kind in kinds] == [
+        (False, False),
+        (bool(request_.sampling.choice), bool(request_.images)),
+    ]
+
+
+def test_what_a_job_s_rows_are_says_nothing_of_the_next_job_s(tuned: Server) -> None:
+    facts = tuned.engine.tuning_facts()
+    assert facts is not None
+    server = Server(ServedEngine(Path(facts.kept_in)))
+    server.open("first", rows_left=10)
+    server.inputs.note_sent(
+        "first", [GenerationRequest(request_id="0", prompt="x", sampling=Sampling(regex="a"))]
+    )
+    server.run(2.5)
+    server.open("second", rows_left=1_000_000)
+    server.run(300)
+    (entry,) = yaml.safe_load(Path(facts.kept_in).read_text(encoding="utf-8"))
+    assert {*server.engine.tried} == {DEFAULT, StepLimits(**entry["limits"])}, (
+        "those of an unconstrained table"
+    )
 
 
 def test_an_engine_that_is_kept_for_another_job_begins_anew(tuned: Server) -> None:

@@ -1,7 +1,9 @@
 """Whether more rows may come: from streams, and from what the driver says."""
 
 from collections import Counter
+from dataclasses import replace
 
+from pipemax.api import GenerationRequest, Image, Message, Sampling
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.wire import JobOutlook
 
@@ -69,3 +71,18 @@ def test_without_a_report_on_every_job_the_rows_left_are_unknown() -> None:
     bench.hear(rows_left=90, engines=3)
     bench.watch.open(2, "other")
     assert bench.watch.rows_left() is None
+
+
+def test_the_traits_are_those_of_rows_of_the_jobs_whose_input_is_open() -> None:
+    bench = Bench()
+    bench.watch.open(1, "job")
+    plain = GenerationRequest(request_id="0", prompt="x")
+    bench.watch.note_sent("job", [plain, replace(plain, sampling=Sampling(regex="a"))])
+    bench.watch.note_sent("job", [plain])
+    assert bench.watch.traits() == {"is_constrained"}
+    bench.watch.open(2, "other")
+    shown = Message(role="user", content=("what is this?", Image(source="x.png")))
+    bench.watch.note_sent("other", [replace(plain, prompt=None, messages=(shown,))])
+    assert bench.watch.traits() == {"is_constrained", "has_images"}
+    bench.watch.end(1)
+    assert bench.watch.traits() == {"has_images"}
