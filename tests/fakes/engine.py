@@ -78,7 +78,7 @@ class FakeEngine(FakeLimits):
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._options = FakeOptions(**config.vllm.get("fake", {}))
-        super().__init__(self._options.most_limits)
+        super().__init__(self._options.most_limits, self._options.tunings)
         time.sleep(self._options.load_s)
         _wait_for_others(self._options)
         if self._options.start_error is not None:

@@ -45,6 +45,8 @@ class FakeOptions:
     close_s: float = 0.0
     most_limits: tuple[int, int] | None = None
     """The tokens and the running rows of its steps, which may then change; fixed if there are none."""
+    tunings: str | None = None
+    """The file of its remembered tunings; without one it is not tuned."""
     prefix_memory: int = 0
     """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
     dies: Literal["at once", "of any row", "of its GPU"] | None = None

@@ -6,9 +6,13 @@ from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, ch
 
 
 class FakeLimits:
-    """What ``pipemax.api.Engine`` has of limits; they are fixed unless there are ``most``."""
+    """What ``pipemax.api.Engine`` has of limits; they are fixed unless there are ``most``.
 
-    def __init__(self, most: tuple[int, int] | None = None) -> None:
+    ``tunings`` is the file of its remembered tunings.
+    """
+
+    def __init__(self, most: tuple[int, int] | None = None, tunings: str | None = None) -> None:
+        self._tunings = tunings
         self._most = [] if most is None else [StepLimits(step_tokens=most[0], running_rows=most[1])]
         self._limits = self._most
 
@@ -23,7 +27,9 @@ class FakeLimits:
         self._limits = [*limits]
 
     def tuning_facts(self) -> TuningFacts | None:
-        return None
+        if self._tunings is None:
+            return None
+        return TuningFacts(kv_blocks=1_000, block_tokens=16, kept_in=self._tunings)
 
     def take_step_records(self) -> list[StepRecords]:
         """Return one step, as full as the limits allow."""
