@@ -135,6 +135,13 @@ def test_until_engines_tell_an_earlier_run_says_whether_prompts_say_how_long_ans
         assert collector.length_correlation(earlier=0.6) is None
 
 
+def test_what_another_job_s_rows_were_like_does_not_stand_before_an_earlier_run_of_this_job() -> None:
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        of_other = {"other": JobStats(length_correlation=0.9), "job": JobStats(rows_done=3)}
+        outlook_after(collector, replace(report("a"), policy={"chosen": "vllm"}, jobs=of_other))
+        assert collector.length_correlation(earlier=-0.6) == -0.6
+
+
 def test_an_earlier_run_is_the_latest_on_the_output_that_has_learned_it(tmp_path: Path) -> None:
     def write(run_id: str, **values: Any) -> None:
         (tmp_path / run_id).mkdir()
