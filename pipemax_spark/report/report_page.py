@@ -122,8 +122,11 @@ def _tiles(summary: Summary, findings: Findings, price_per_hour: float | None) -
         (f"{summary.rows_error:,}", "error rows"),
     ]
     if findings.accuracy is not None and findings.accuracy.rows:
-        share = findings.accuracy.right / findings.accuracy.rows
-        shown.append((f"{share:.1%}", f"agree with column {findings.accuracy.column!r}"))
+        accuracy = findings.accuracy
+        rows = counted(accuracy.rows, "row")  # the output's, with those of earlier runs
+        shown.append(
+            (f"{accuracy.right / accuracy.rows:.1%}", f"of {rows} agree with column {accuracy.column!r}")
+        )
     shown.append((duration(summary.seconds), "from the first chunk on"))
     if price_per_hour is not None:
         shown.append((f"{summary.seconds / 3600 * price_per_hour:,.2f}", "cost"))

@@ -63,6 +63,7 @@ def sampled(number: int, *, error: tuple[str, str] | None = None) -> SampledRow:
 
 
 FINDINGS = Findings(
+    accuracy=Accuracy(column="section", right=819, rows=1_000),
     errors={"response_format": (2, "not <b>JSON</b>")},
     error_rows={"response_format": [sampled(0, error=("response_format", "not <b>JSON</b>"))]},
     sample=[sampled(number) for number in range(1, 11)],
@@ -125,6 +126,7 @@ def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
         "2026-11-28 11:20:00 UTC, 20 h 01 min later",
         "200.00",
         "74.5%",
+        "of 1,000 rows agree with column &#x27;section&#x27;",
         "engine 3: node2:4002",
         "/logs",
     ):
