@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 from vllm import LLM, SamplingParams
-from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from pipemax.config import EngineConfig
 from pipemax.generation import Completion, GenerationRequest, Image, Message, Sampling
-from pipemax.node.failure_records import FailureRecords
 from pipemax.vllm_ext.engine.vllm_engine import VllmEngine
-from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.launch.vllm_config import engine_args
 from pipemax.wire import ErrorCode
 from tests.engine.image_model import IMAGE_TOKENS, make_image_model, picture
@@ -26,7 +23,7 @@ QUESTION = "What is on it? "
 
 @dataclass(frozen=True)
 class Served:
-    """One core process of vLLM, with stock vLLM's own front and with ours."""
+    """Stock vLLM and our engine, each with a core process."""
 
     stock: LLM
     engine: VllmEngine
@@ -38,18 +35,6 @@ class Served:
         while len(ended) < len(requests):
             ended |= {completion.request_id: completion for completion in self.engine.poll(1.0)}
         return ended
-
-
-class _OverStock(VllmEngine):
-    """Ours over the core that stock vLLM has started."""
-
-    def __init__(self, config: EngineConfig, stock: LLM) -> None:
-        self._stock = stock
-        super().__init__(config)
-
-    def _load(self, config: EngineConfig, stat_logger: StatLoggerFactory) -> RunningVllm:
-        engine = self._stock.llm_engine
-        return RunningVllm(engine=engine, vllm_config=engine.vllm_config, failures=FailureRecords())
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +59,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         }
     )
     stock = LLM.from_engine_args(engine_args(config))
-    engine = _OverStock(config, stock)
+    engine = VllmEngine(config)
     yield Served(stock, engine, directory)
     engine.close()
 
