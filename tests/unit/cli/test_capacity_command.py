@@ -212,9 +212,9 @@ def test_a_sample_that_fills_no_layout_is_refused_with_the_rows_that_would(small
 def test_a_plan_loads_no_engine_and_no_spark_and_has_hours_only_without_a_price(
     small: list[str], tmp_path: Path
 ) -> None:
-    """A laptop with numpy plans. Typer, not PipeMax, loads pydantic."""
+    """A laptop with numpy plans."""
     path = tmp_path / "plan.json"
-    heavy = ["torch", "vllm", "transformers", "pyspark", "deltalake"]
+    heavy = ["torch", "vllm", "transformers", "pydantic", "pyspark", "deltalake"]
     arguments = ["pipemax", "plan-capacity", "--rows", "20", *small, "--gpus-per-engine", "8"]
     arguments += ["--json", str(path)]
     command = (
@@ -222,7 +222,7 @@ def test_a_plan_loads_no_engine_and_no_spark_and_has_hours_only_without_a_price(
         "from pipemax_spark.cli import pipemax; pipemax()"
     )
     planner = (
-        f"import sys; sys.modules.update(dict.fromkeys({[*heavy, 'pydantic', 'pyarrow', 'typer', 'rich']!r})); "
+        f"import sys; sys.modules.update(dict.fromkeys({[*heavy, 'pyarrow', 'typer', 'rich']!r})); "
         "import pipemax.policy.capacity, pipemax.presets; print('chosen: ')"
     )
     plan, imports = (

@@ -112,7 +112,6 @@ def test_a_driver_that_does_not_answer_is_said(machine: Machine) -> None:
 
 
 def test_the_installed_command_loads_neither_spark_nor_an_engine() -> None:
-    """Typer loads pydantic, for the option --help too."""
     command = Path(sys.executable).with_name("pipemax")
     done = subprocess.run(
         [sys.executable, "-X", "importtime", command, "doctor"], capture_output=True, text=True, check=False
@@ -120,4 +119,4 @@ def test_the_installed_command_loads_neither_spark_nor_an_engine() -> None:
     assert "Next: " in done.stdout, done.stderr
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "pipemax.cli.doctor" in loaded
-    assert not {"torch", "vllm", "transformers", "pyspark", "pandas"} & loaded
+    assert not {"torch", "vllm", "transformers", "pydantic", "pyspark", "pandas"} & loaded
