@@ -162,10 +162,7 @@ def test_the_command_takes_the_job_s_options_and_its_help_leaves_out_those_about
     [
         (("--model", "m"), "no input is named"),
         (("a.parquet", "--input", "b.parquet"), "the input is 'a.parquet', and --input is 'b.parquet'"),
-        (
-            ("a.parquet", "--prompt-column", "text", "--rows", "0"),
-            "Input should be greater than or equal to 1",
-        ),
+        (("a.parquet", "--prompt-column", "text", "--rows", "0"), "Invalid value for '--rows'"),
         (("a.parquet", "--prompt-column", "text"), "no model is named"),
         (("a.parquet", "--model", "m"), "give exactly one of prompt-column, messages-column and template"),
     ],
