@@ -9,6 +9,8 @@
 #             check-node      pipemax check-node, for four layers of LLaMA-2-70B
 #   speed:    transfer        copy rates, overlap, breakdown of offload (lab/bench/transfer.py)
 #             stage-of-eight  PipeMax and stock vLLM on one stage of eight (lab/gpu/stage_of_eight.py)
+#             stage-of-two    the same on one stage of two, with and without waves (lab/gpu/stage_of_two.py)
+#   by name:  tuning          limits of stock vLLM, changed and tuned while it runs (lab/gpu/tuning.py)
 #
 # All of it ends within S seconds (default 420): a part that would not fit is left out by name, one that takes longer is
 # ended. DIR (default gpu-proof) gets each part's output, the figures as JSON, and summary.md. A part that cannot run

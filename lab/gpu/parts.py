@@ -36,10 +36,6 @@ def _tests(places: Places, left_s: float) -> list[str]:
     return ["-m", "pytest", "-q", "tests/gpu"]
 
 
-def _parity(places: Places, left_s: float) -> list[str]:
-    return _with_limit("lab.gpu.parity", left_s, "--out", str(places.out / "parity"))
-
-
 def _link(places: Places, left_s: float) -> list[str]:
     return _with_limit("lab.gpu.link", left_s, "--json", str(places.out / "link.json"))
 
@@ -53,16 +49,9 @@ def _transfer(places: Places, left_s: float) -> list[str]:
     return ["lab/bench/transfer.py", *given, "--json", str(places.out / "transfer.json")]
 
 
-def _stage_of_eight(places: Places, left_s: float) -> list[str]:
-    return _with_limit("lab.gpu.stage_of_eight", left_s, "--out", str(places.out / "stage-of-eight"))
-
-
-def _stage_of_two(places: Places, left_s: float) -> list[str]:
-    return _with_limit("lab.gpu.stage_of_two", left_s, "--out", str(places.out / "stage-of-two"))
-
-
-def _tuning(places: Places, left_s: float) -> list[str]:
-    return _with_limit("lab.gpu.tuning", left_s, "--out", str(places.out / "tuning"))
+def _engines(module: str, directory: str) -> Callable[[Places, float], list[str]]:
+    """Return what makes the arguments of a run of engines, which keeps its logs and figures in that directory."""
+    return lambda places, left_s: _with_limit(module, left_s, "--out", str(places.out / directory))
 
 
 def _with_limit(module: str, left_s: float, *arguments: str) -> list[str]:
@@ -74,7 +63,13 @@ PARTS = {
     part.name: part
     for part in (
         Part(name="tests", expected_s=30, gigabytes=1, modules=_TEST_MODULES, arguments=_tests),
-        Part(name="parity", expected_s=150, gigabytes=40, modules=("vllm", "triton"), arguments=_parity),
+        Part(
+            name="parity",
+            expected_s=150,
+            gigabytes=40,
+            modules=("vllm", "triton"),
+            arguments=_engines("lab.gpu.parity", "parity"),
+        ),
         Part(name="link", expected_s=25, gigabytes=4, modules=("cuda.bindings", "triton"), arguments=_link),
         Part(
             name="check-node",
@@ -96,16 +91,22 @@ PARTS = {
             expected_s=200,
             gigabytes=40,
             modules=("vllm", "triton"),
-            arguments=_stage_of_eight,
+            arguments=_engines("lab.gpu.stage_of_eight", "stage-of-eight"),
         ),
         Part(
             name="stage-of-two",
             expected_s=150,
             gigabytes=48,
             modules=("vllm", "triton"),
-            arguments=_stage_of_two,
+            arguments=_engines("lab.gpu.stage_of_two", "stage-of-two"),
         ),
-        Part(name="tuning", expected_s=190, gigabytes=40, modules=("vllm", "triton"), arguments=_tuning),
+        Part(
+            name="tuning",
+            expected_s=190,
+            gigabytes=40,
+            modules=("vllm", "triton"),
+            arguments=_engines("lab.gpu.tuning", "tuning"),
+        ),
     )
 }
 GROUPS = {

@@ -23,6 +23,7 @@ from lab.gpu.rates import WindowRates
 from lab.gpu.side_by_side import (
     GPU_MODULES,
     Job,
+    Limits,
     begin_run,
     ended_by_sigterm,
     preload,
@@ -76,29 +77,41 @@ def stock_rows(lengths: Lengths, batch_tokens: float = BATCH_TOKENS) -> StockRow
 
 def stock_drive(model: Path, lengths: Lengths, out: Path) -> Drive:
     rows = stock_rows(lengths)
-    return Drive(
-        config=stage_config(model, policy="vllm", max_num_seqs=rows.at_first),
-        lengths=lengths,
-        rounds=(Round(limit_s=20.0, in_flight=rows.in_the_long_run),),
-        results=out / "stock.json",
-        num_warm_up=32,
-        settle_s=5.0,
-        is_input_open=True,
-    )
+    config = stage_config(model, policy="vllm", max_num_seqs=rows.at_first)
+    round_ = Round(limit_s=20.0, in_flight=rows.in_the_long_run)
+    return stage_drive(config, lengths, out / "stock.json", round_, settle_s=5.0)
 
 
 def pipemax_drive(model: Path, lengths: Lengths, out: Path) -> Drive:
     # 1,024 slots: with fewer, slots and not blocks would limit the residents while rows are young.
     fields = {"num_batches": NUM_STAGES, "host_kv_gib": 40, "calibrate_at_start_s": 12, "batching": "mixed"}
+    config = stage_config(model, policy="pipemax", check_at_start=False, max_num_seqs=1024, **fields)
+    round_ = Round(limit_s=75.0, batching="mixed")
+    return stage_drive(config, lengths, out / "pipemax.json", round_, settle_s=40.0)
+
+
+def stage_drive(
+    config: Mapping[str, Any], lengths: Lengths, results: Path, round_: Round, *, settle_s: float
+) -> Drive:
+    """Return a drive of one round, of a table whose end is not in sight."""
     return Drive(
-        config=stage_config(model, policy="pipemax", check_at_start=False, max_num_seqs=1024, **fields),
+        config=config,
         lengths=lengths,
-        rounds=(Round(limit_s=75.0, batching="mixed"),),
-        results=out / "pipemax.json",
+        rounds=(round_,),
+        results=results,
         num_warm_up=32,
-        settle_s=40.0,
+        settle_s=settle_s,
         is_input_open=True,
     )
+
+
+def run_drives(drives: Mapping[str, Drive], limits: Limits) -> None:
+    """Run one after the other within the limits, and print the rounds of each."""
+    for name, plan in drives.items():
+        job = Job(name=name, work=lambda plan=plan: drive(plan))
+        (end,) = run_together([job], limits.out, limit_s=limits.deadline_s - time.monotonic())
+        print(f"{name}: {end.result} after {end.seconds:.0f} s", flush=True)
+        print_rounds(name, plan.results)
 
 
 def windows(results: Path) -> dict[str, WindowRates]:
@@ -189,11 +202,7 @@ def main(arguments: Sequence[str]) -> int:
             "stock": stock_drive(model, lengths, limits.out),
             "pipemax": pipemax_drive(model, lengths, limits.out),
         }
-        for name, plan in drives.items():
-            job = Job(name=name, work=lambda plan=plan: drive(plan))
-            (end,) = run_together([job], limits.out, limit_s=limits.deadline_s - time.monotonic())
-            print(f"{name}: {end.result} after {end.seconds:.0f} s", flush=True)
-            print_rounds(name, plan.results)
+        run_drives(drives, limits)
     stock, pipemax = (windows(plan.results) for plan in drives.values())
     loop = f"loop:{stock_rows(lengths).in_the_long_run}: steady"
     passed = print_verdict("stage of eight", judge(stock.get(loop), pipemax.get("mixed: steady")))

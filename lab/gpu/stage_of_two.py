@@ -11,17 +11,16 @@ bubbles) is not in it.
 
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.gpu.criteria import Criterion, print_verdict
-from lab.gpu.drive import Drive, Lengths, Round, drive
+from lab.gpu.drive import Drive, Lengths, Round
 from lab.gpu.models import BLOCK_TOKENS, STAGE_OF_TWO, make_stage_model, stage_config
 from lab.gpu.rates import WindowRates
-from lab.gpu.side_by_side import GPU_MODULES, Job, begin_run, ended_by_sigterm, preload, run_together
-from lab.gpu.stage_of_eight import MOST_GROWTH, print_rounds, row_lengths, stock_rows, windows
+from lab.gpu.side_by_side import GPU_MODULES, begin_run, ended_by_sigterm, preload
+from lab.gpu.stage_of_eight import MOST_GROWTH, row_lengths, run_drives, stage_drive, stock_rows, windows
 
 KV_BLOCKS = 2_000
 NUM_BATCHES = 2
@@ -30,15 +29,9 @@ MOST_STALL = 0.02
 
 def stock_drive(model: Path, lengths: Lengths, out: Path) -> Drive:
     rows = stock_rows(lengths, KV_BLOCKS * BLOCK_TOKENS / NUM_BATCHES)
-    return Drive(
-        config=_config(model, policy="vllm", max_num_seqs=rows.at_first),
-        lengths=lengths,
-        rounds=(Round(limit_s=18.0, in_flight=rows.in_the_long_run),),
-        results=out / "stock.json",
-        num_warm_up=32,
-        settle_s=6.0,
-        is_input_open=True,
-    )
+    config = _config(model, policy="vllm", max_num_seqs=rows.at_first)
+    round_ = Round(limit_s=18.0, in_flight=rows.in_the_long_run)
+    return stage_drive(config, lengths, out / "stock.json", round_, settle_s=6.0)
 
 
 def pipemax_drive(model: Path, lengths: Lengths, out: Path, name: str, **fields: Any) -> Drive:
@@ -53,15 +46,8 @@ def pipemax_drive(model: Path, lengths: Lengths, out: Path, name: str, **fields:
         batching="mixed",
         **fields,
     )
-    return Drive(
-        config=config,
-        lengths=lengths,
-        rounds=(Round(limit_s=28.0, batching="mixed"),),
-        results=out / f"{name}.json",
-        num_warm_up=32,
-        settle_s=10.0,
-        is_input_open=True,
-    )
+    round_ = Round(limit_s=28.0, batching="mixed")
+    return stage_drive(config, lengths, out / f"{name}.json", round_, settle_s=10.0)
 
 
 def _config(model: Path, **fields: Any) -> dict[str, Any]:
@@ -113,11 +99,7 @@ def main(arguments: Sequence[str]) -> int:
             "stock": stock_drive(model, lengths, limits.out),
             "pipemax": pipemax_drive(model, lengths, limits.out, "pipemax"),
         }
-        for name, plan in drives.items():
-            job = Job(name=name, work=lambda plan=plan: drive(plan))
-            (end,) = run_together([job], limits.out, limit_s=limits.deadline_s - time.monotonic())
-            print(f"{name}: {end.result} after {end.seconds:.0f} s", flush=True)
-            print_rounds(name, plan.results)
+        run_drives(drives, limits)
     found = {name: windows(plan.results) for name, plan in drives.items()}
     stock = next(iter(found["stock"].values()), None)
     passed = print_verdict(

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,9 @@ class EndlessRows:
 
     def share_left(self) -> int:
         return 1_000_000
+
+    def traits(self) -> frozenset[str]:
+        return frozenset()
 
 
 def config(model: Path, lengths: Sequence[tuple[int, int]]) -> EngineConfig:
@@ -159,8 +162,6 @@ class _Feed:
         self._most_rows = engine.most_limits()[0].running_rows
 
     def _endless(self, requests: Sequence[Any]) -> Iterator[Any]:
-        from dataclasses import replace
-
         for number, request in enumerate(cycle(requests)):
             yield replace(request, request_id=f"r{number}", prompt=f"{number} {request.prompt}")
 

@@ -9,6 +9,7 @@ from lab.gpu.rates import Sample, WindowRates, decode_only, steady_pipemax, stea
 from lab.gpu.tokens import compare, verdict
 from pipemax.config import EngineConfig
 from pipemax.domain.step_records import StepLimits
+from pipemax.serve.flow.live_tuning import Inputs
 
 ROUNDS = {
     "stock": {"r0": [1, 2, 3], "r1": [4, 5, 6]},
@@ -91,6 +92,12 @@ def test_the_grid_of_limits_has_the_default_between_the_others_and_at_both_ends(
     assert len(settings) == 7
     assert settings.count(default) == 3
     assert tuning.grid(default, default)[-1] == default
+
+
+def test_the_rows_without_end_answer_whatever_a_tuning_asks_of_a_job_s_streams() -> None:
+    asked = {name for name in vars(Inputs) if not name.startswith("_")}
+    assert asked >= {"jobs", "share_left"}
+    assert not [name for name in asked if not hasattr(tuning.EndlessRows, name)]
 
 
 # -- rates -----------------------------------------------------------------------------------------------------------
