@@ -48,7 +48,9 @@ class RowLengths(BaseModel):
         gt=0.0,
         description="Expected output tokens per row; default: a quarter of max_tokens.",
     )
-    rows: int | None = Field(None, ge=1, description="Rows in the table.")
+    rows: int | None = Field(
+        None, ge=1, description="Rows of the table; with several executors, of each one's share."
+    )
 
     @property
     def expected_output_tokens(self) -> float:

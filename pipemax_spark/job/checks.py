@@ -1,5 +1,6 @@
 """Check a job for everything that can be wrong, before it writes anything or starts an engine."""
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from pipemax_spark.rows.id_columns import check_columns, check_id_type, check_id
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.rows.steady_rows import check_steady
+from pipemax_spark.spark.slots import slots_of
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.bad_lines import checked_rows
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
@@ -137,7 +139,7 @@ def check_engine(
         questions=asked.questions,
         question_names=tuple(question.name for question in options.ask),
         requests=sample_requests(rows, options.request_columns, rows_in) if samples else [],
-        rows=rows_in or None,
+        rows=math.ceil(rows_in / slots_of(spark).executors) if rows_in else None,
         has_images=has_images,
     )
     reply = run_preflight(spark, request, asked)

@@ -36,6 +36,11 @@ class Slots:
     total: int
     per_executor: int
 
+    @property
+    def executors(self) -> int:
+        """The number of executors."""
+        return max(1, self.total // self.per_executor)
+
     def fed_partition_rows(self, engine_rows: int | None) -> int | None:
         """Return the rows per partition at which an engine that holds ``engine_rows`` always has a partition to read.
 

@@ -150,3 +150,10 @@ LAYOUT_OVER_ESTIMATE = 1.2
 
 2026-11-27 (lab/results/layouts.md): PipeMax made 0.65 to 1.196 times its estimate.
 """
+LAYOUT_OVER_LARGE_STEPS = 1.09
+"""Of a short table, layouts are simulated with other steps too if so many times PipeMax's rate with the largest mixed
+steps could be the fastest.
+
+2026-11-28, ``python -m lab.bench.results`` over 6,000 rows: steps of 256 or 512 tokens made up to 1.085 times that rate
+(qwen3-32b, four RTX 4090s), phases 1.03, and steps of 128 were nowhere 1 % ahead of all of these.
+"""

@@ -50,7 +50,7 @@ class CapacityOption:
     host_memory_bytes: float
     """Host memory of the whole node. Stock vLLM keeps nothing there."""
     tokens_per_s: float
-    """Prompts and outputs of the whole node, without the drain."""
+    """Prompts and outputs of the whole node: without the drain, unless each engine was simulated with all its rows."""
     mean_decode_batch: float
     hours: float
     """Of the whole table, with the drain at its end; without starting engines, and reading and writing the table."""
@@ -143,7 +143,7 @@ def plan_capacity(
         )
     if not options:
         raise ValueError("; ".join(not_possible))
-    options.sort(key=lambda option: -option.tokens_per_s)
+    options.sort(key=lambda option: option.hours)
     chosen, reason = _choose(options, stock_only)
     return CapacityPlan(rows=rows, options=options, chosen=chosen, reason=reason, not_possible=not_possible)
 
@@ -193,13 +193,16 @@ def options_of(
     """Simulate a layout that ``layout_refusal`` allows, under each policy, for a table of ``rows`` rows like these."""
     engine_rows = sample.first(ceil_div(rows, layout.replicas))
     scenario = engine_scenario(node, model, layout, engine_rows)
-    runs = [(run_stock(scenario, layout, sizes.stock), 1)] if with_stock else []
+    is_whole = len(scenario.workload) * layout.replicas >= rows
+    runs = [(run_stock(scenario, layout, sizes.stock, is_whole_table=is_whole), 1)] if with_stock else []
     if with_pipemax:
-        grain = 1
-        if len(scenario.workload) * layout.replicas < rows:
+        grain, mixed = 1, sizes.mixed_of_short_tables
+        if not is_whole:
+            mixed = sizes.mixed
             grain = grain_of(sample, BLOCK_TOKENS, enough_outputs=ENOUGH_OUTPUTS)
             scenario = engine_scenario(node, model, layout, engine_rows, grain=grain)
-        runs += [(run, grain) for run in run_pipemax(scenario, layout, sizes.mixed, has_waves=has_waves)]
+        pipemax = run_pipemax(scenario, layout, mixed, has_waves=has_waves, is_whole_table=is_whole)
+        runs += [(run, grain) for run in pipemax]
     options = []
     for run, grain in runs:
         hours = grain * _hours(run.result, layout.replicas, rows)
@@ -253,15 +256,16 @@ def limiting_factor(result: SimulationResult) -> str:
 
 
 def _choose(options: Sequence[CapacityOption], stock_only: str | None) -> tuple[CapacityOption, str]:
-    """Return the option to take, and why, in one clause; ``options`` are sorted by speed."""
+    """Return the option to take, and why, in one clause; ``options`` are sorted by their hours."""
     stock = next(option for option in options if option.policy is ChosenPolicy.VLLM)
     pipemax = next((option for option in options if option.policy is ChosenPolicy.PIPEMAX), None)
     if stock_only is not None:
         return stock, f"PipeMax does not run this model: it {stock_only}"
     if pipemax is None:
         return stock, "PipeMax needs an engine of two stages or more, and the model fits in no such layout"
-    chosen, why = verdict(pipemax.tokens_per_s / stock.tokens_per_s)
+    speedup = stock.hours / pipemax.hours
+    chosen, why = verdict(speedup)
     return (pipemax if chosen is ChosenPolicy.PIPEMAX else stock), (
         f"{why}: simulated {pipemax.tokens_per_s:,.0f} tokens/s ({pipemax}) against "
-        f"{stock.tokens_per_s:,.0f} ({stock}), {pipemax.tokens_per_s / stock.tokens_per_s:.2f}×"
+        f"{stock.tokens_per_s:,.0f} ({stock}), {speedup:.2f}×"
     )

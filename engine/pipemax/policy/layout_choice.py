@@ -8,6 +8,7 @@ and starts nothing. ``policy: auto`` then compares policies in the layout that w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 
 from pipemax.domain.choices import Policy
@@ -16,10 +17,12 @@ from pipemax.domain.tuned import (
     ENOUGH_OUTPUTS,
     LAYOUT_ENOUGH_ROWS,
     LAYOUT_OVER_ESTIMATE,
+    LAYOUT_OVER_LARGE_STEPS,
     LAYOUT_OVER_SHORT_RUN,
     STOCK_ENOUGH_OUTPUTS,
     WORTHWHILE_GAIN,
 )
+from pipemax.domain.units import ceil_div
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
@@ -100,9 +103,12 @@ def choose_layout(
     max_model_len: int = 1,
     frees_windows: bool | None = False,
     has_waves: bool = False,
+    is_whole_table: bool = False,
     on_step: Callable[[int], None] | None = None,
 ) -> LayoutChoice:
-    """Return the fastest layout of the node's GPUs for a table of rows like the sample.
+    """Return the fastest layout of the node's GPUs for a long table of rows like the sample, or for the sample itself.
+
+    With ``is_whole_table`` there are no more rows: replicas share them, and the time to the end of the last counts.
 
     Where PipeMax gains less than ``WORTHWHILE_GAIN`` in its best layout, that is stock vLLM's fastest.
 
@@ -126,7 +132,8 @@ def choose_layout(
     if len(possible) == 1:
         return LayoutChoice(layout=possible[0], best=None, second=None, not_possible=not_possible)
     search = _Search(
-        scenario_of=partial(_scenario_of, node, model, sample, on_step),
+        scenario_of=partial(_scenario_of, node, model, sample, is_whole_table, on_step),
+        is_whole_table=is_whole_table,
         layouts=possible,
         policy=policy,
         frees_windows=frees_windows,
@@ -155,6 +162,7 @@ def _scenario_of(
     node: NodeSpec,
     model: ModelSpec,
     sample: Workload,
+    is_whole_table: bool,
     on_step: Callable[[int], None] | None,
     layout: Layout,
     enough_outputs: int,
@@ -164,24 +172,36 @@ def _scenario_of(
         node,
         model,
         layout,
-        sample,
-        stops_at_drain=True,
+        sample.first(ceil_div(len(sample), layout.replicas)) if is_whole_table else sample,
+        stops_at_drain=not is_whole_table,
         enough_rows=enough_rows,
+        all_rows=is_whole_table,
         grain=grain_of(sample, BLOCK_TOKENS, enough_outputs=enough_outputs),
     )
     return replace(scenario, on_progress=on_step)
+
+
+class _Way(StrEnum):
+    """What a candidate is simulated with, in its layout."""
+
+    STOCK = "stock vLLM"
+    LARGE_STEPS = "PipeMax, with mixed steps of the largest size"
+    OTHER_STEPS = "PipeMax, with smaller mixed steps and in phases"
+    """Only over a whole table: over a long one mixed steps become smaller by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
     """Finds the fastest run by bounds: what cannot be faster than a run that was made is not simulated.
 
-    Stock vLLM's bound follows from a short run, of few rows in coarse grains, and PipeMax's from an estimate.
+    Stock vLLM's bound follows from a short run, of few rows in coarse grains, and PipeMax's from an estimate; that of
+    its other steps follows from its run with large ones.
     """
 
     scenario_of: Callable[..., Scenario]
     """Of a layout, with grains that leave so many tokens of a mean output, and rows that fill the GPUs and as many more
     for the host's memory as the third argument allows."""
+    is_whole_table: bool
     layouts: Sequence[Layout]
     policy: Policy
     frees_windows: bool | None
@@ -191,7 +211,7 @@ class _Search:
         """Return the runs among which the fastest is, and the short runs of the layouts that cannot be it."""
         short_runs = self._short_runs()
         bounds = {
-            (ChosenPolicy.VLLM, layout): LAYOUT_OVER_SHORT_RUN * run.tokens_per_s
+            (_Way.STOCK, layout): LAYOUT_OVER_SHORT_RUN * run.tokens_per_s
             for layout, run in short_runs.items()
         }
         runs: list[LayoutRun] = []
@@ -208,48 +228,59 @@ class _Search:
 
     def _run(
         self,
-        candidate: tuple[ChosenPolicy, Layout],
-        bounds: dict[tuple[ChosenPolicy, Layout], float],
+        candidate: tuple[_Way, Layout],
+        bounds: dict[tuple[_Way, Layout], float],
         short_runs: dict[Layout, LayoutRun],
         to_beat_tokens_per_s: float,
     ) -> list[LayoutRun]:
         """Simulate a candidate in place of its bound."""
         del bounds[candidate]
-        policy, layout = candidate
+        way, layout = candidate
+        policy = ChosenPolicy.VLLM if way is _Way.STOCK else ChosenPolicy.PIPEMAX
         to_beat = to_beat_tokens_per_s * _GAIN[policy] / layout.replicas
-        if policy is ChosenPolicy.VLLM:
+        if way is _Way.STOCK:
             short_run = short_runs.pop(layout)
-            fine = self.scenario_of(layout, STOCK_ENOUGH_OUTPUTS)
             sizes = [size for size in ALL_SIZES.stock if size <= short_run.chunk_tokens][-2:]
-            return [run_stock(replace(fine, stops_below=to_beat), layout, sizes)]
-        return run_pipemax(
+            fine = replace(self.scenario_of(layout, STOCK_ENOUGH_OUTPUTS), stops_below=to_beat)
+            return [run_stock(fine, layout, sizes, is_whole_table=self.is_whole_table)]
+        runs = run_pipemax(
             replace(self.scenario_of(layout, ENOUGH_OUTPUTS), stops_below=to_beat),
             layout,
-            ALL_SIZES.mixed[-1:],
-            always_in_phases=False,
+            ALL_SIZES.mixed_of_short_tables[:-1] if way is _Way.OTHER_STEPS else ALL_SIZES.mixed[-1:],
+            always_in_phases=way is _Way.OTHER_STEPS,
             frees_windows=self.frees_windows,
             has_waves=self.has_waves,
+            is_whole_table=self.is_whole_table,
         )
+        if self.is_whole_table and way is _Way.LARGE_STEPS and runs:
+            bounds[_Way.OTHER_STEPS, layout] = LAYOUT_OVER_LARGE_STEPS * max(map(_worth, runs))
+        return runs
 
     def _short_runs(self) -> dict[Layout, LayoutRun]:
         """Return stock vLLM's run in each layout, of as few rows as fill the GPUs."""
         if self.policy is Policy.PIPEMAX:
             return {}
         return {
-            layout: run_stock(self.scenario_of(layout, ENOUGH_OUTPUTS, 0), layout) for layout in self.layouts
+            layout: run_stock(
+                self.scenario_of(layout, ENOUGH_OUTPUTS, 0), layout, is_whole_table=self.is_whole_table
+            )
+            for layout in self.layouts
         }
 
-    def _pipemax_bounds(self) -> dict[tuple[ChosenPolicy, Layout], float]:
+    def _pipemax_bounds(self) -> dict[tuple[_Way, Layout], float]:
         if self.policy is Policy.VLLM:
             return {}
         estimates = {
             layout: pipemax_estimate(
-                self.scenario_of(layout, ENOUGH_OUTPUTS), layout, has_waves=self.has_waves
+                self.scenario_of(layout, ENOUGH_OUTPUTS),
+                layout,
+                has_waves=self.has_waves,
+                is_whole_table=self.is_whole_table,
             )
             for layout in self.layouts
         }
         return {
-            (ChosenPolicy.PIPEMAX, layout): LAYOUT_OVER_ESTIMATE * estimate / WORTHWHILE_GAIN
+            (_Way.LARGE_STEPS, layout): LAYOUT_OVER_ESTIMATE * estimate / WORTHWHILE_GAIN
             for layout, estimate in estimates.items()
             if estimate is not None
         }

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from pipemax.control.controller_config import usual_num_batches, waves_refusal
@@ -41,9 +41,15 @@ class StepSizes:
     """Of stock vLLM."""
     mixed: tuple[int, ...]
     """Of PipeMax with mixed batching."""
+    mixed_of_short_tables: tuple[int, ...]
+    """The same, where the whole table is simulated."""
 
 
-ALL_SIZES = StepSizes(stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS), mixed=MIXED_TOKENS_TO_TRY)
+ALL_SIZES = StepSizes(
+    stock=(256, 512, 1024, 2048, LARGEST_STEP_TOKENS),
+    mixed=MIXED_TOKENS_TO_TRY,
+    mixed_of_short_tables=(256, *MIXED_TOKENS_TO_TRY),
+)
 _ESTIMATE_SIZES = (256, 512, 1024, 2048)
 _PROMPT_TOKENS_OF_STEP, _FIXED_POINT_STEPS = 512, 12
 
@@ -62,11 +68,13 @@ class LayoutRun:
     """Of one engine."""
     is_bound: bool = False
     """Whether the layout makes no more than this, rather than this."""
+    is_whole_table: bool = False
+    """Whether the engine had all its rows of the table, so that the drain at the end counts."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompts and outputs of all replicas together, without the drain."""
-        return self.result.steady_tokens_per_s * self.layout.replicas
+        """Prompts and outputs of all replicas together; of a part of a table without the drain."""
+        return _rate(self.result, is_whole_table=self.is_whole_table) * self.layout.replicas
 
     def __str__(self) -> str:
         how = "stock vLLM" if self.batching is None else f"PipeMax, {self.batching}"
@@ -81,9 +89,10 @@ def engine_scenario(
     *,
     stops_at_drain: bool = False,
     enough_rows: int | None = None,
+    all_rows: bool = False,
     grain: int = 1,
 ) -> Scenario:
-    """Return one engine's part of the node, with as many of the sampled rows as fill its pools.
+    """Return one engine's part of the node, with ``all_rows`` of the sample or as many as fill its pools.
 
     More than ``enough_rows`` are there only if the GPUs hold so many: host memory is then not filled. Tokens come in
     grains of so many (``pipemax.sim.workloads.in_grains``).
@@ -99,7 +108,7 @@ def engine_scenario(
     host_rows = int(HOST_POOL_FILLS * host_tokens / tokens_per_row)
     if enough_rows is not None:
         host_rows = min(host_rows, enough_rows)
-    rows = max(_FEWEST_ROWS, gpu_rows, host_rows)
+    rows = len(sample) if all_rows else max(_FEWEST_ROWS, gpu_rows, host_rows)
     return Scenario(
         node=part,
         model=model.in_grains(grain),
@@ -133,7 +142,18 @@ def capacity_of(
     )
 
 
-def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZES.stock) -> LayoutRun:
+def _rate(result: SimulationResult, *, is_whole_table: bool) -> float:
+    """Return the tokens/s that count: to the end of a whole table, until the drain of a part of one."""
+    return result.total_tokens_per_s if is_whole_table else result.steady_tokens_per_s
+
+
+def run_stock(
+    scenario: Scenario,
+    layout: Layout,
+    sizes: Sequence[int] = ALL_SIZES.stock,
+    *,
+    is_whole_table: bool = False,
+) -> LayoutRun:
     """Simulate stock vLLM with the fastest of these sizes of a step."""
 
     def simulate(tokens: int) -> SimulationResult:
@@ -142,7 +162,7 @@ def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZ
         )
         return ContinuousBatching(scenario, policy).simulate()
 
-    tokens, result = _at_best_size(sizes, simulate)
+    tokens, result = _at_best_size(sizes, simulate, is_whole_table=is_whole_table)
     return LayoutRun(
         layout=layout,
         policy=ChosenPolicy.VLLM,
@@ -150,6 +170,7 @@ def run_stock(scenario: Scenario, layout: Layout, sizes: Sequence[int] = ALL_SIZ
         chunk_tokens=tokens,
         result=result,
         is_bound=result.fell_below,
+        is_whole_table=is_whole_table,
     )
 
 
@@ -161,6 +182,7 @@ def run_pipemax(
     always_in_phases: bool = True,
     frees_windows: bool | None = False,
     has_waves: bool = False,
+    is_whole_table: bool = False,
 ) -> list[LayoutRun]:
     """Simulate PipeMax in phases, and with the fastest of these sizes of mixed steps.
 
@@ -201,11 +223,12 @@ def run_pipemax(
         )
         return PipeMaxSystem(scenario, options).simulate()
 
+    rate = partial(_rate, is_whole_table=is_whole_table)
     mixed: dict[int, SimulationResult] = {}
     for size in sizes:
-        to_beat = max([scenario.stops_below, *(result.steady_tokens_per_s for result in mixed.values())])
+        to_beat = max([scenario.stops_below, *map(rate, mixed.values())])
         mixed[size] = simulate(replace(scenario, stops_below=to_beat), size)
-    tokens = max(mixed, key=lambda tokens: mixed[tokens].steady_tokens_per_s)
+    tokens = max(mixed, key=lambda tokens: rate(mixed[tokens]))
     runs = [(Batching.MIXED, tokens, mixed[tokens])]
     if always_in_phases or phases_may_be_faster(capacity, workload, num_stages):
         prompt_tokens = prefill_step_tokens(scenario.node, scenario.model)
@@ -219,6 +242,7 @@ def run_pipemax(
             chunk_tokens=size,
             result=result,
             is_bound=result.fell_below,
+            is_whole_table=is_whole_table,
         )
         for batching, size, result in runs
     ]
@@ -229,7 +253,9 @@ def _waves(has_waves: bool) -> dict[str, Any]:
     return {"wave_groups": WAVE_GROUPS} if has_waves else {}
 
 
-def pipemax_estimate(scenario: Scenario, layout: Layout, *, has_waves: bool = False) -> float | None:
+def pipemax_estimate(
+    scenario: Scenario, layout: Layout, *, has_waves: bool = False, is_whole_table: bool = False
+) -> float | None:
     """Return roughly the tokens/s of all replicas that PipeMax reaches in this layout, or None if it has one stage.
 
     That is continuous batching on GPUs with room for what PipeMax copies to them too: up to p blocks a step for each
@@ -248,8 +274,8 @@ def pipemax_estimate(scenario: Scenario, layout: Layout, *, has_waves: bool = Fa
         policy = replace(stock_vllm(tokens, tensor=layout.tensor_parallel), max_running=None)
         return ContinuousBatching(larger, policy).simulate()
 
-    _, result = _at_best_size(_ESTIMATE_SIZES, simulate)
-    return result.steady_tokens_per_s * layout.replicas
+    _, result = _at_best_size(_ESTIMATE_SIZES, simulate, is_whole_table=is_whole_table)
+    return _rate(result, is_whole_table=is_whole_table) * layout.replicas
 
 
 def _memory_with_copies(scenario: Scenario, layout: Layout, *, has_waves: bool) -> int:
@@ -282,8 +308,8 @@ def _memory_with_copies(scenario: Scenario, layout: Layout, *, has_waves: bool) 
 
 
 def _at_best_size(
-    sizes: Sequence[int], simulate: Callable[[int], SimulationResult]
+    sizes: Sequence[int], simulate: Callable[[int], SimulationResult], *, is_whole_table: bool
 ) -> tuple[int, SimulationResult]:
     run = cache(simulate)
-    tokens = fastest(sizes, lambda size: run(size).steady_tokens_per_s)
+    tokens = fastest(sizes, lambda size: _rate(run(size), is_whole_table=is_whole_table))
     return tokens, run(tokens)

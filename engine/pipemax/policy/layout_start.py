@@ -82,17 +82,17 @@ def settle_layout(
         fixed = _with_measured(fixed, measured_layout(node, model, calibrations[0]))
     correction = corrected_profile(node, model, calibrations)
     lengths = config.row_lengths or assumed_lengths(longest)
+    sample_rows = min(LAYOUT_SAMPLE_ROWS, lengths.rows or LAYOUT_SAMPLE_ROWS)
     choice = choose_layout(
         node if correction is None else correction.node,
         model,
-        draw_sample(
-            lengths, min(LAYOUT_SAMPLE_ROWS, lengths.rows or LAYOUT_SAMPLE_ROWS), max_model_len=longest
-        ),
+        draw_sample(lengths, sample_rows, max_model_len=longest),
         fixed=fixed,
         policy=stock_if_open(config.policy) if refusal_under_pipemax(model_config) else config.policy,
         max_model_len=longest,
         frees_windows=config.frees_windows,
         has_waves=config.waves is Waves.ON,
+        is_whole_table=lengths.rows == sample_rows,
     )
     profile = f"the profile of {node.name}{f' {correction.reason}' if correction else ''}"
     rows = "sampled rows" if config.row_lengths else "rows of assumed lengths"

@@ -22,7 +22,7 @@ class PreflightRequest(Message):
     """Sampled rows as the engine would be sent them (rows of ``REQUEST_SCHEMA`` without their ids), which are only
     counted, never run. In place of an image each has a name."""
     rows: int | None = None
-    """Number of rows in the sampled table, if known."""
+    """Number of rows in the sampled table that an engine server gets, if known."""
     has_images: bool = False
     """Whether rows have images, which the model must then take."""
 

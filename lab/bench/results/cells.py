@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from lab.bench.bound import pipemax_bound
 from lab.bench.results.settings import Setting
 from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
+from pipemax.policy.compare import ChosenPolicy, verdict
 from pipemax.policy.layout_choice import FixedLayout, choose_layout
-from pipemax.policy.layout_runs import MAX_NUM_SEQS
+from pipemax.policy.layout_runs import ALL_SIZES, MAX_NUM_SEQS, run_pipemax, run_stock
 from pipemax.policy.layouts import Layout, layout_refusal, possible_layouts
 from pipemax.policy.measured_choice import fastest
 from pipemax.presets import load_workload
@@ -131,11 +132,31 @@ def _rates(result: SimulationResult, layout: Layout) -> dict[str, float]:
     }
 
 
+def is_short(setting: Setting) -> bool:
+    """Return whether the choice simulates the whole table, so that its rate is that of the whole run."""
+    return setting.rows <= LAYOUT_SAMPLE_ROWS
+
+
 def _choose(setting: Setting) -> dict[str, Any]:
     sample = setting.part_of_table(CHOICE_SEED, 1).first(LAYOUT_SAMPLE_ROWS)
-    choice = choose_layout(setting.node_spec(), setting.model_spec(), sample, fixed=FixedLayout())
-    policy = "vllm" if choice.best is None else str(choice.best.policy)
-    return {"layout": str(choice.layout), "policy": policy, "reason": choice.reason}
+    choice = choose_layout(
+        setting.node_spec(),
+        setting.model_spec(),
+        sample,
+        fixed=FixedLayout(),
+        is_whole_table=is_short(setting),
+    )
+    policy = _policy_in(setting, choice.layout) if choice.best is None else choice.best.policy
+    return {"layout": str(choice.layout), "policy": str(policy), "reason": choice.reason}
+
+
+def _policy_in(setting: Setting, layout: Layout) -> ChosenPolicy:
+    """Return the policy that is chosen in the only layout there is."""
+    scenario, is_whole = scenario_of(setting, CHOICE_SEED, layout), is_short(setting)
+    stock = run_stock(scenario, layout, is_whole_table=is_whole).tokens_per_s
+    runs = run_pipemax(scenario, layout, ALL_SIZES.mixed_of_short_tables, is_whole_table=is_whole)
+    chosen, _ = verdict(max(run.tokens_per_s for run in runs) / stock)
+    return chosen
 
 
 def layouts_of(setting: Setting) -> list[Layout]:

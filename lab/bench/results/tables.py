@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from lab.bench.results.cells import Cell, System, layouts_of, pipemax_cells, steady_rate
+from lab.bench.results.cells import Cell, System, is_short, layouts_of, pipemax_cells, steady_rate
 from lab.bench.results.settings import Setting
 from lab.bench.results.store import Store
 
@@ -123,10 +123,15 @@ def row(setting: Setting, kind: str, store: Store) -> list[str]:
 
 
 def _choice(setting: Setting, first: Drawing, kind: str, store: Store) -> tuple[str, str]:
-    """Return what ``auto`` takes, and its rate as a share of the best of stock vLLM and PipeMax."""
+    """Return what ``auto`` takes, and its rate as a share of the best of stock vLLM and PipeMax.
+
+    The share is left out for the kind of rate by which ``auto`` does not choose.
+    """
     choice = store[Cell(setting=setting, seed=0, system=System.CHOICE)]
     system = System.STOCK if choice["policy"] == "vllm" else System.PIPEMAX
     taken = f"{choice['layout']}, {choice['policy']}"
+    if kind != ("whole" if is_short(setting) else "steady"):
+        return taken, ""
     rates = [
         max(rates[kind] for rates in figures["runs"].values())
         for cell, figures in first.done.items()

@@ -8,7 +8,7 @@ from pipemax.domain.specs import NodeSpec
 from pipemax.domain.tuned import WORTHWHILE_GAIN
 from pipemax.policy.capacity import CapacityPlan, options_of, plan_capacity
 from pipemax.policy.compare import ChosenPolicy
-from pipemax.policy.layout_runs import StepSizes
+from pipemax.policy.layout_runs import StepSizes, engine_scenario, run_pipemax
 from pipemax.policy.layouts import Layout, possible_layouts
 from pipemax.presets import load_workload, override
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
@@ -17,7 +17,7 @@ from pipemax.sim.workloads import draw_workload
 from tests.unit.sim.machines import small_model, small_node
 
 SHAREGPT = load_workload("sharegpt")
-FEW_SIZES = StepSizes(stock=(512, 2048), mixed=(512,))
+FEW_SIZES = StepSizes(stock=(512, 2048), mixed=(512,), mixed_of_short_tables=(512,))
 """Which size of a step is the fastest is ``test_measured_choice``'s business: here each costs a simulation."""
 
 
@@ -97,14 +97,14 @@ def test_a_short_table_takes_what_its_simulation_takes() -> None:
 
 
 def test_a_long_table_takes_as_long_in_grains() -> None:
-    """PipeMax's rows are simulated in grains of four tokens, those of a table that is simulated as a whole are not."""
+    """PipeMax's rows are simulated in grains of four tokens, or else token by token."""
     node = small_node(num_gpus=2, kv_gb=0.4)
     layout = Layout(replicas=1, tensor_parallel=1, pipeline_parallel=2)
     sample = draw_workload(SHAREGPT, 200, np.random.default_rng(0))
-    fine, coarse = (
-        options_of(node, small_model(), layout, sample, rows=rows, with_stock=False, sizes=FEW_SIZES)[-1]
-        for rows in (200, 200_000)
-    )
+    fine = run_pipemax(engine_scenario(node, small_model(), layout, sample), layout, FEW_SIZES.mixed)[-1]
+    coarse = options_of(node, small_model(), layout, sample, rows=200_000, with_stock=False, sizes=FEW_SIZES)[
+        -1
+    ]
     assert fine.tokens_per_s == pytest.approx(coarse.tokens_per_s, rel=0.06)
     tokens = 200_000 * sample.tokens_per_row
     assert coarse.hours == pytest.approx(tokens / fine.tokens_per_s / 3600, rel=0.08)

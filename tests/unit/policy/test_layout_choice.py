@@ -84,6 +84,32 @@ def test_a_choice_simulates_less_than_half_of_the_steps_of_all_candidates() -> N
     assert choice.best.tokens_per_s > 0.97 * max(rates.values()), rates
 
 
+def test_the_replicas_share_a_short_table_and_its_end_counts() -> None:
+    """Sixteen rows do not fill two engines: one over all GPUs ends sooner. Two make more of a long table."""
+    reduces = AllReduceSpec(bus_bytes_per_s=5e9, latency_s=1e-5)
+    node, table = replace(small_node(num_gpus=4, kv_gb=12.0), all_reduce=reduces), SAMPLE.first(16)
+
+    def choice(*, is_whole_table: bool) -> LayoutChoice:
+        return choose_layout(node, small_model(), table, fixed=ANY, is_whole_table=is_whole_table)
+
+    short, long = choice(is_whole_table=True), choice(is_whole_table=False)
+    assert short.best is not None
+    assert short.layout.replicas == 1
+    assert long.layout.replicas == 2
+
+    def rate(layout: Layout) -> float:
+        share = replace(scenario_of(node, layout, table.first(16 // layout.replicas)), stops_at_drain=False)
+        return layout.replicas * max(
+            ContinuousBatching(share, stock_vllm(size, tensor=layout.tensor_parallel))
+            .simulate()
+            .total_tokens_per_s
+            for size in ALL_SIZES.stock
+        )
+
+    assert short.best.tokens_per_s == pytest.approx(rate(short.layout), rel=1e-3)
+    assert rate(short.layout) > rate(long.layout)
+
+
 def test_a_fast_all_reduce_makes_tensor_parallelism_win() -> None:
     slow = small_node(num_gpus=4, kv_gb=2.0)
     slow = replace(slow, all_reduce=AllReduceSpec(bus_bytes_per_s=1e9, latency_s=1e-3))

@@ -79,6 +79,16 @@ def test_links_decide_what_the_config_leaves_open(checkpoint: Path) -> None:
     assert fast.reason.endswith("by the profile of small and sampled rows")
 
 
+def test_a_table_of_a_few_rows_is_simulated_to_its_end(checkpoint: Path) -> None:
+    node = two_gpus(bus_bytes_per_s=1e10)
+    rates = [
+        settle(checkpoint, node=node, row_lengths={**LENGTHS, "rows": rows}).reason.split()[8]
+        for rows in (300, 1_000_000)
+    ]
+    few, many = (float(rate.replace(",", "")) for rate in rates)
+    assert few < 0.95 * many, "the engine runs empty at the end of a short table"
+
+
 def test_what_the_config_fixes_stays(checkpoint: Path) -> None:
     fast = two_gpus(bus_bytes_per_s=1e15)
     assert parts_of(settle(checkpoint, node=fast, pipeline_parallel_size=2).config) == (1, 1, 2)
@@ -89,8 +99,11 @@ def test_what_the_config_fixes_stays(checkpoint: Path) -> None:
 
 def test_a_layout_is_chosen_with_waves_where_they_are_on(checkpoint: Path) -> None:
     """In one of two layouts PipeMax runs, and faster with waves."""
-    node = small_node(num_gpus=2, kv_gb=0.4, host_gb=8.0)
-    settled = [settle(checkpoint, node=node, policy="pipemax", waves=waves) for waves in ("off", "on")]
+    node, long_table = small_node(num_gpus=2, kv_gb=0.4, host_gb=8.0), {**LENGTHS, "rows": 1_000_000}
+    settled = [
+        settle(checkpoint, node=node, policy="pipemax", waves=waves, row_lengths=long_table)
+        for waves in ("off", "on")
+    ]
     assert {parts_of(one.config) for one in settled} == {(1, 1, 2)}
     without, waves = (
         float(one.reason.partition("simulated ")[2].split()[0].replace(",", "")) for one in settled

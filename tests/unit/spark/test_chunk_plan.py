@@ -96,6 +96,7 @@ def test_the_fewer_slots_the_larger_the_partitions(slots: int, partition_rows: i
     assert cut.partitions_for(chunk_rows, engine_rows=1_000, is_last=True) == 2 * cut.total
     alone = Slots(total=slots, per_executor=slots)
     assert alone.partitions_for(slots * partition_rows, engine_rows=1_000, is_last=True) == slots
+    assert (cut.executors, alone.executors) == (2, 1)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 64, 1000])
