@@ -15,7 +15,7 @@ from pipemax.domain.units import RequestId
 
 
 class Batch:
-    """Residents that run together, in the order in which they joined. ``Residents`` adds and removes them.
+    """Residents that run together, in the order in which they joined. ``LiveRequests`` adds and removes them.
 
     Invariant: ``kv_tokens`` and ``own_blocks`` are the sums over the members, and the index holds the members.
     """
@@ -134,56 +134,6 @@ class Rotation:
         """Return the other batches, from the one that waits longest for its next turn (k_t) to the next one (j_t)."""
         count = len(self.batches)
         return [self.batches[(self.iteration - step) % count] for step in range(1, count)]
-
-
-class Residents:
-    """Requests with all of their KV on the GPU.
-
-    Invariant: each resident is a member of exactly one batch: of a decode batch D_i, or of ``unassigned``, which holds
-    all residents during prefill. Moving a resident between batches copies no KV.
-    """
-
-    def __init__(self) -> None:
-        self._unassigned = Batch()
-        self._batch_of: dict[RequestId, Batch] = {}
-
-    def __len__(self) -> int:
-        return len(self._batch_of)
-
-    @property
-    def unassigned(self) -> Batch:
-        """The residents that are in no decode batch."""
-        return self._unassigned
-
-    def holds(self, state: RequestState) -> bool:
-        return state.id in self._batch_of
-
-    def batch_of(self, state: RequestState) -> Batch:
-        """Return a resident's batch. Raise ``KeyError`` if the request is not resident."""
-        return self._batch_of[state.id]
-
-    def add(self, state: RequestState, batch: Batch) -> None:
-        assert state.id not in self._batch_of, state
-        batch.add(state)
-        self._batch_of[state.id] = batch
-
-    def remove(self, state: RequestState) -> None:
-        """Remove a resident from its batch. Raise ``KeyError`` if the request is not resident."""
-        self._batch_of.pop(state.id).remove(state)
-
-    def assign(self, state: RequestState, batch: Batch) -> None:
-        """Move a resident to another batch."""
-        self._batch_of[state.id].remove(state)
-        batch.add(state)
-        self._batch_of[state.id] = batch
-
-    def check_integrity(self, rotation: Rotation) -> None:
-        """Recount the batches; ``AssertionError`` with the values where they differ. O(residents): for tests."""
-        members: dict[RequestId, Batch] = {}
-        for batch in (self._unassigned, *rotation.batches):
-            batch.check_integrity()
-            members |= dict.fromkeys((state.id for state in batch.members), batch)
-        assert members == self._batch_of, (members.keys(), self._batch_of.keys())
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,6 @@ nothing.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pipemax.control.state.request import Place, RequestState, SharedBlocks
 from pipemax.domain.errors import PoolExhaustedError
@@ -28,8 +27,8 @@ class _Group:
         self.holders: dict[RequestId, None] = {}
 
 
-class PoolCounts:
-    """Read the count of one pool."""
+class BlockPool:
+    """The count of one pool."""
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
@@ -76,23 +75,6 @@ class PoolCounts:
         if shared is None or shared.prefix_id in self._groups:
             return own_blocks
         return own_blocks + shared.num_blocks
-
-    def check_integrity(self) -> None:
-        """Recount the blocks: free + held + unaccounted = pool. Raise ``AssertionError`` if they differ."""
-        holders: dict[PrefixId, set[RequestId]] = {}
-        for request_id, shared in self._shared.items():
-            holders.setdefault(shared.prefix_id, set()).add(request_id)
-        counted = {prefix_id: set(group.holders) for prefix_id, group in self._groups.items()}
-        assert holders == counted, (self.name, holders, counted)
-        assert all(num_own >= 0 for num_own in self._own_blocks.values()), (self.name, self._own_blocks)
-        held = sum(self._own_blocks.values()) + sum(group.num_blocks for group in self._groups.values())
-        assert held == self._used, (self.name, held, self._used)
-        assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
-        assert self.num_free <= self.num_blocks, (self.name, self.num_free)
-
-
-class BlockPool(PoolCounts):
-    """Change the count of one pool."""
 
     def take(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
         assert request_id not in self._own_blocks, (self.name, request_id)
@@ -154,13 +136,18 @@ class BlockPool(PoolCounts):
                 f"{self.num_blocks} are free"
             )
 
-
-class Pools(NamedTuple):
-    """The three pools, for reading."""
-
-    gpu: PoolCounts
-    host: PoolCounts
-    live: PoolCounts
+    def check_integrity(self) -> None:
+        """Recount the blocks: free + held + unaccounted = pool. Raise ``AssertionError`` if they differ."""
+        holders: dict[PrefixId, set[RequestId]] = {}
+        for request_id, shared in self._shared.items():
+            holders.setdefault(shared.prefix_id, set()).add(request_id)
+        counted = {prefix_id: set(group.holders) for prefix_id, group in self._groups.items()}
+        assert holders == counted, (self.name, holders, counted)
+        assert all(num_own >= 0 for num_own in self._own_blocks.values()), (self.name, self._own_blocks)
+        held = sum(self._own_blocks.values()) + sum(group.num_blocks for group in self._groups.values())
+        assert held == self._used, (self.name, held, self._used)
+        assert self.num_free + self._used + self._unaccounted == self.num_blocks, self.name
+        assert self.num_free <= self.num_blocks, (self.name, self.num_free)
 
 
 class Ledger:
@@ -170,7 +157,6 @@ class Ledger:
         self.gpu = BlockPool("GPU", gpu_blocks)
         self.host = BlockPool("host", host_blocks)
         self.live = BlockPool("live KV", host_blocks)
-        self.pools = Pools(self.gpu, self.host, self.live)
 
     def reserve(self, request_id: RequestId, own_blocks: int, shared: SharedBlocks | None) -> None:
         """Reserve host blocks for a request about to be prefilled."""
@@ -209,8 +195,8 @@ class BlockNeeds:
     A request has a table of blocks for each group of layers, and counts those of all tables.
     """
 
-    def __init__(self, pools: Pools, block_tokens: int, groups: KvGroups) -> None:
-        self._pools = pools
+    def __init__(self, ledger: Ledger, block_tokens: int, groups: KvGroups) -> None:
+        self._ledger = ledger
         self._block_tokens = block_tokens
         self._groups = groups
         self.changing_places = frozenset(
@@ -221,7 +207,7 @@ class BlockNeeds:
 
     def finds_prefix(self, state: RequestState) -> bool:
         """Return whether the request has a shared prefix and finds its blocks on the GPU."""
-        return state.shared is not None and self._pools.gpu.holds_prefix(state.shared.prefix_id)
+        return state.shared is not None and self._ledger.gpu.holds_prefix(state.shared.prefix_id)
 
     def cached_prefix_tokens(self, state: RequestState) -> int:
         """Return how many tokens a prefill that has not begun finds computed on the GPU."""
@@ -270,26 +256,26 @@ class BlockNeeds:
         return self._groups.fitting_tokens(first, num_blocks, self._block_tokens)
 
     def _shared_on_gpu(self, state: RequestState) -> int:
-        gpu = self._pools.gpu
+        gpu = self._ledger.gpu
         sharing = gpu.shares(state.id) if state.id in gpu else self.finds_prefix(state)
         return state.num_shared_blocks if sharing else 0
 
     def prefetch_cost(self, state: RequestState) -> int:
         """Return the GPU blocks that a prefetch of a parked request takes: with its prefix unless that is there."""
-        return self._pools.gpu.cost(state.blocks, state.shared)
+        return self._ledger.gpu.cost(state.blocks, state.shared)
 
     def growth_on_gpu(self, state: RequestState) -> int:
         """Return how many GPU blocks a resident's next token needs that the resident does not hold."""
         tokens = state.computed_tokens
         if tokens % self._block_tokens:
             return 0
-        return max(0, self.gpu_blocks(state, tokens, tokens + 1) - self._pools.gpu.own_blocks(state.id))
+        return max(0, self.gpu_blocks(state, tokens, tokens + 1) - self._ledger.gpu.own_blocks(state.id))
 
     def growth_on_host(self, state: RequestState) -> int:
         """Return how many host blocks a resident's next token needs beyond those that the resident reserved."""
         if state.computed_tokens % self._block_tokens:
             return 0
-        return max(0, state.blocks - self._pools.host.own_blocks(state.id))
+        return max(0, state.blocks - self._ledger.host.own_blocks(state.id))
 
 
 class SharedPrefixes:

@@ -109,10 +109,6 @@ class LengthIndex:
             del self._buckets[blocks]
             self._bitmap ^= 1 << blocks
 
-    def smallest(self) -> RequestState | None:
-        """Return the request of the smallest size, the oldest among equals."""
-        return next(self.ascending(), None)
-
     def descending(self) -> Iterator[RequestState]:
         """Iterate over the requests, largest first. The index must not change meanwhile."""
         bitmap = self._bitmap

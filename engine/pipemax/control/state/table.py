@@ -30,7 +30,7 @@ class RequestTable(LiveRequests):
         super().__init__()
         self.block_tokens = block_tokens
         self._ledger = Ledger(gpu_blocks=gpu_blocks, host_blocks=host_blocks)
-        self.needs = BlockNeeds(self._ledger.pools, block_tokens, groups)
+        self.needs = BlockNeeds(self._ledger, block_tokens, groups)
         """Blocks that a request needs."""
         self._overwritten: list[RequestState] = []  # in waves, by the step planned last
         self._prefixes = SharedPrefixes(self._ledger.gpu, self.needs, self.find, block_tokens)
@@ -267,7 +267,7 @@ class RequestTable(LiveRequests):
         if not states:
             return
         places, block_tokens = self.needs.changing_places, self.block_tokens
-        batch = self._residents.batch_of(states[0])
+        batch = self._batch_of[states[0].id]
         for state in states:
             state.num_in_flight += 1
             state.is_deferred = False
@@ -311,12 +311,12 @@ class RequestTable(LiveRequests):
                 self._settle(state)
         else:
             # Its growth block stays counted: the request needs it when it runs again.
-            batch = self._residents.batch_of(state)
-            self._residents.remove(state)
+            batch = self._batch_of[state.id]
+            batch.remove(state)
             state.computed_tokens -= num_tokens
             self._ledger.set_live(state.id, self.needs.own_blocks(state, state.computed_tokens))
             state.blocks = self.needs.own_blocks_with_next(state)
-            self._residents.add(state, batch)
+            batch.add(state)
 
     def _retract_prefill(self, state: RequestState) -> None:
         if state.computed_tokens == state.cached_tokens:  # it had not begun
