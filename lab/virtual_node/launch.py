@@ -32,7 +32,7 @@ from pipemax.sim.stage_times import StageTimes
 from pipemax.sim.systems.pipemax_config import PipeMaxOptions, stage_configs
 from pipemax.vllm_ext.compat import check_model
 from pipemax.vllm_ext.launch.vllm_config import default_num_batches, engine_args, fit_scheduler
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam.version import check_version
 
 
@@ -214,10 +214,10 @@ def _runtime_settings(engine: RehearsedEngine, vllm_config: VllmConfig) -> Runti
     return RuntimeSettings(
         host_kv_tokens=engine.capacity.host_blocks * BLOCK_TOKENS,
         num_batches=engine.num_batches or default_num_batches(vllm_config),
-        stages=tuple(encode_stage(stage) for stage in stages),
+        stages=tuple(stages),
         max_num_seqs=min(engine.max_num_seqs, engine.chunk_tokens),
         stores_tokens=True,
-        batching=engine.batching.value,
+        batching=engine.batching,
         controller=engine.controller,
     )
 

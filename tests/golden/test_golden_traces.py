@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.control.decision_trace import encode, explain, replay
+from pipemax.control.decision_trace import explain, replay
+from pipemax.domain.plain_values import encode
 from pipemax.domain.plan import Phase, PhaseReason, PrefetchMode, StepPlan
 from tests.golden.scenarios import SCENARIOS, TRACES, record
 

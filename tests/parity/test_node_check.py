@@ -16,7 +16,7 @@ from pipemax.vllm_ext.node_check.run import check_engine
 from pipemax.vllm_ext.node_check.token_trial import ask_stock, compare_with_stock
 from pipemax.vllm_ext.node_check.trial_config import trial_configs
 from pipemax.vllm_ext.node_check.trial_process import compare_in_process
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.copy_calls import poison_prefetches
 from tests.parity.batch_noise import sums_by_batch
 from tests.parity.cases import BLOCK_TOKENS, PLAIN, VOCABULARY
@@ -113,7 +113,7 @@ def test_poison_changes_nothing_of_the_steps(kind: Kind, engine_of: EngineOf) ->
         engine.llm,
         tuple(
             replace(stage, h2d_bytes_per_s=3 * stage.kv_bytes_per_token * BLOCK_TOKENS / _decode_s(stage))
-            for stage in map(decode_stage, settings.stages)
+            for stage in settings.stages
         ),
     )
     recorded: list[Plans] = []

@@ -7,16 +7,14 @@ guard the policy in tests. ``explain`` says in words why each step did what it d
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
 from pathlib import Path
-from types import NoneType, TracebackType, UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from types import TracebackType
+from typing import Any, Self, get_args
 
 from pipemax.control.controller import Controller
 from pipemax.control.controller_config import ControllerConfig
 from pipemax.domain.events import Event
+from pipemax.domain.plain_values import decode, encode
 from pipemax.domain.plan import Decision, Phase, PhaseReason, PrefetchMode, StepPlan
 
 TRACE_VERSION = 1
@@ -181,35 +179,7 @@ def _named(ids: Sequence[str]) -> str:
     return ", ".join(ids) if len(ids) <= 3 else f"{len(ids)} requests"
 
 
-# Dataclasses as JSON objects.
-
-
-def encode(value: object) -> Any:
-    """Encode a value for JSON: dataclasses as objects without their None fields, tuples as arrays, enums by value."""
-    if is_dataclass(value):
-        pairs = ((field.name, getattr(value, field.name)) for field in fields(value))
-        return {name: encode(item) for name, item in pairs if item is not None}
-    if isinstance(value, tuple):
-        return [encode(item) for item in value]
-    return value.value if isinstance(value, Enum) else value
-
-
-def decode(kind: Any, value: Any) -> Any:
-    """Decode what ``encode`` returned, by the annotations of ``kind``."""
-    if get_origin(kind) is UnionType:
-        kind = next(option for option in get_args(kind) if option is not NoneType)
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        return kind(**{name: decode(hints[name], item) for name, item in value.items()})
-    if get_origin(kind) is tuple:
-        return tuple(decode(get_args(kind)[0], item) for item in value)
-    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
+# Events.
 
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.decision_trace import decode, encode
 from pipemax.control.times.profiling import Profile, TimedCopy, TimedMixedStep, TimedStep
+from pipemax.domain.plain_values import decode, encode
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_records import StepLimits, StepRecords
-from pipemax.vllm_ext.runtime_settings import encode_stage
 from pipemax.vllm_ext.seam.core_client import call_scheduler, hold_requests, send_to_scheduler
 from pipemax.vllm_ext.seam.vllm_types import LLMEngine
 
@@ -33,7 +32,7 @@ def take_profile(engine: LLMEngine) -> Profile:
 
 def recalibrate(engine: LLMEngine, stages: tuple[StageConfig, ...]) -> None:
     """Have the controller predict by these coefficients from now on."""
-    call_scheduler(engine, "recalibrate", [encode_stage(stage) for stage in stages])
+    call_scheduler(engine, "recalibrate", encode(stages))
 
 
 def resize_gpu(engine: LLMEngine, gpu_blocks: int | None) -> None:

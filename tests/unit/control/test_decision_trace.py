@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from pipemax.control.decision_trace import TraceWriter, decode, encode, explain, replay
+from pipemax.control.decision_trace import TraceWriter, explain, replay
+from pipemax.domain.plain_values import decode, encode
 from pipemax.domain.plan import StepPlan
 from pipemax.domain.request import PrefixId, SharedPrefix
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage

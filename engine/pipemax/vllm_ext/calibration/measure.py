@@ -50,7 +50,7 @@ from pipemax.vllm_ext.launch.known_calibration import (
     model_name,
     remember_calibration,
 )
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam.vllm_types import (
     VLLM_VERSION,
     LLMEngine,
@@ -217,13 +217,12 @@ class _TimedWaves:
 
     def fit(self, block_tokens: int) -> tuple[StageConfig, ...]:
         """Return each stage's coefficients. ``ValueError`` if a phase was left without a step."""
-        known = [decode_stage(stage) for stage in self._settings.stages]
         return fit_stages(
             self.steps,
             self.copies,
-            kv_bytes_per_token=[stage.kv_bytes_per_token for stage in known],
+            kv_bytes_per_token=[stage.kv_bytes_per_token for stage in self._settings.stages],
             block_tokens=block_tokens,
-            default_h2d_bytes_per_s=min(stage.h2d_bytes_per_s for stage in known),
+            default_h2d_bytes_per_s=min(stage.h2d_bytes_per_s for stage in self._settings.stages),
         )
 
 

@@ -35,7 +35,7 @@ from pipemax.vllm_ext.launch.latent_kernels import choose_latent_kernels
 from pipemax.vllm_ext.launch.start_envelope import envelope_arguments
 from pipemax.vllm_ext.launch.structured_outputs import make_structured_outputs, structured_outputs
 from pipemax.vllm_ext.launch.tunable_scheduler import fit_tunable_scheduler
-from pipemax.vllm_ext.runtime_settings import FOLLOWS_LAYERS, RuntimeSettings, encode_stage
+from pipemax.vllm_ext.runtime_settings import FOLLOWS_LAYERS, RuntimeSettings
 from pipemax.vllm_ext.seam.version import check_version
 from pipemax.vllm_ext.seam.vllm_types import (
     VLLM_VERSION,
@@ -338,11 +338,11 @@ def _runtime_settings(config: EngineConfig, vllm_config: VllmConfig) -> RuntimeS
     return RuntimeSettings(
         host_kv_tokens=host_kv_tokens,
         num_batches=num_batches,
-        stages=tuple(encode_stage(stage) for stage in stages),
+        stages=tuple(stages),
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         stores_tokens=not current_platform.is_cpu(),
         whole_prompts=not vllm_config.scheduler_config.enable_chunked_prefill,
-        batching=config.batching.at_start.value,
+        batching=config.batching.at_start,
         mixed_step_tokens=config.mixed_step_tokens,
         wave_groups=WAVE_GROUPS if config.waves is Waves.ON else None,
     )

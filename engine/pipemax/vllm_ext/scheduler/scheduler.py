@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipemax.control.controller import Controller
+from pipemax.control.controller_config import StageConfig
 from pipemax.domain.events import (
     Event,
     GpuBlocksObserved,
@@ -30,12 +31,13 @@ from pipemax.domain.events import (
     RunRefused,
     StepCompleted,
 )
+from pipemax.domain.plain_values import decode
 from pipemax.domain.plan import Batching, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache, kv_groups
 from pipemax.vllm_ext.core_calls import encode_profile
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, decode_stage
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
 from pipemax.vllm_ext.scheduler.kv_moves import KvMoves
 from pipemax.vllm_ext.scheduler.pools import make_pools
@@ -110,7 +112,7 @@ class PipeMaxScheduler(PlannedScheduler):
 
     def recalibrate(self, stages: list[dict[str, Any]]) -> None:
         """See ``core_calls.recalibrate``. Also starts all counts again."""
-        self._controller.recalibrate([decode_stage(stage) for stage in stages])
+        self._controller.recalibrate([decode(StageConfig, stage) for stage in stages])
         self._counters, self._num_added = Counters(), 0
 
     def resize_gpu(self, gpu_blocks: int | None) -> None:

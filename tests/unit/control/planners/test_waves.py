@@ -7,12 +7,13 @@ from random import Random
 import pytest
 
 from pipemax.control.controller import Controller
-from pipemax.control.decision_trace import TraceWriter, encode, explain, replay
+from pipemax.control.decision_trace import TraceWriter, explain, replay
 from pipemax.control.planners.victims import RoomSource, overwrite_for_room
 from pipemax.control.state.batches import Batch
 from pipemax.control.state.table import RequestTable
 from pipemax.domain.events import RequestAborted, RequestAdmitted, RunRefused, StepCompleted
 from pipemax.domain.kv_groups import KvGroups
+from pipemax.domain.plain_values import encode
 from pipemax.domain.plan import Batching, StepPlan
 from pipemax.domain.units import RequestId
 from tests.unit.control.fake_engine import FakeEngine, small_config, spec

@@ -25,7 +25,7 @@ from pipemax.vllm_ext.launch.vllm_config import (
     launch_environment,
     make_vllm_config,
 )
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings, encode_stage
+from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam import version
 from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
 
@@ -43,7 +43,7 @@ def test_settings_survive_the_way_to_the_other_processes() -> None:
         host_kv_tokens=7 * 32 + 31,
         num_batches=3,
         max_num_seqs=8,
-        stages=(encode_stage(stage),),
+        stages=(stage,),
         controller={"steady_window": 4},
     )
     read = RuntimeSettings.from_extra_config(settings.to_extra_config())
@@ -116,7 +116,7 @@ def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> N
     assert len(settings.stages) == 2
     assert vllm_config.scheduler_config.scheduler_cls.endswith("PipeMaxScheduler")
     assert not vllm_config.scheduler_config.async_scheduling
-    per_token = settings.stages[0]["kv_bytes_per_token"]
+    per_token = settings.stages[0].kv_bytes_per_token
     assert settings.host_kv_tokens == 2**27 // per_token
 
 
@@ -130,8 +130,8 @@ def test_ranks_that_share_a_stage_have_pools_of_their_own_for_their_share_of_the
         for tensor in (1, 2)
     ]
     alone, shared = settings
-    assert [stage["kv_bytes_per_token"] * 2 for stage in shared.stages] == [
-        stage["kv_bytes_per_token"] for stage in alone.stages
+    assert [stage.kv_bytes_per_token * 2 for stage in shared.stages] == [
+        stage.kv_bytes_per_token for stage in alone.stages
     ]
     assert shared.host_kv_tokens == 2 * alone.host_kv_tokens
 

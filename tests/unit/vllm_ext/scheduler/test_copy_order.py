@@ -8,10 +8,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from pipemax.control.controller_config import StageConfig
+from pipemax.domain.plain_values import encode
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.transfer.cuda.device import Fence, Lane, Pool
 from pipemax.transfer.cuda.transfers import CudaTransfers
-from pipemax.vllm_ext.runtime_settings import encode_stage
 from pipemax.vllm_ext.worker.connector import StepMetadata
 from tests.fakes.kv_stage import GROUPED, TINY, fake_token_store, token_spans
 from tests.fakes.recording_device import FakeKernel, RecordingDevice
@@ -119,7 +119,7 @@ def run(
             decode_time=times,
             prefill_time=times,
         )
-        scheduler.recalibrate([encode_stage(slow)] * stages)
+        scheduler.recalibrate([encode(slow)] * stages)
     core = FakeCore(scheduler, depth=stages if runner == 1 else stages + 1)
     num_slots = None if runner == 1 else scheduler.max_num_running_reqs
     num_groups = controller.get("wave_groups", 0)
