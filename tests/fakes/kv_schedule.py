@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipemax.domain.units import GpuBlockId, HostBlockId, ceil_div
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, StepCopies, TokenStore
-from pipemax.transfer.store_fences import PrefetchFences, StoreFences
+from pipemax.transfer.store_fences import CopyFences
 
 BLOCK_TOKENS = 4
 
@@ -77,8 +77,7 @@ class RandomSchedule:
         self._num_holders: dict[GpuBlockId, int] = {}
         self._sequences: list[KvSequence] = []
         self._owners: dict[int, list[int]] = {}
-        self._fences = StoreFences()
-        self._prefetch_fences = PrefetchFences()
+        self._fences = CopyFences()
         self._next_id = 1
         self._step = -1
         self._abandons_prefetches = False
@@ -117,10 +116,8 @@ class RandomSchedule:
             token_stores += tokens
         in_groups = self._has_waves and self._rng.random() < 0.8
         wave = self._overwrite_some(victims) if in_groups else []
-        fence = self._fences.plan_step(
-            overwrites=overwrites, saves=saves, stores=stores, token_stores=token_stores
-        )
-        prefetch_fence = self._prefetch_fences.plan_step(
+        store_fence, prefetch_fence = self._fences.plan_step(
+            overwrites=overwrites,
             saves=saves,
             prefetches=[*prefetches, *later_prefetches, *wave],
             stores=stores,
@@ -135,7 +132,7 @@ class RandomSchedule:
             abandons_prefetches=self._abandons_prefetches,
             stores=tuple(stores),
             token_stores=tuple(token_stores),
-            store_fence=fence,
+            store_fence=store_fence,
             prefetch_fence=prefetch_fence,
         )
         return Step(copies, tuple(runs))

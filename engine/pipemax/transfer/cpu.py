@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -90,15 +89,9 @@ class CpuCopyBackend:
         for prefetch in prefetches:
             np.copyto(self._gpu[prefetch.target, part], self._host[prefetch.source, part])
         self._prefetch_s.append(time.perf_counter() - begin_s)
-        self.counts = replace(
-            self.counts,
-            loaded_bytes=self.counts.loaded_bytes + len(prefetches) * span.num_bytes,
-        )
+        self.counts += CopyCounts(loaded_bytes=len(prefetches) * span.num_bytes)
 
     def _store(self, stores: Sequence[BlockStore]) -> None:
         for store in stores:
             np.copyto(self._host[store.target], self._gpu[store.source])
-        self.counts = replace(
-            self.counts,
-            stored_bytes=self.counts.stored_bytes + len(stores) * self._block_bytes,
-        )
+        self.counts += CopyCounts(stored_bytes=len(stores) * self._block_bytes)

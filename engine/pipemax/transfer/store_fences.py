@@ -13,31 +13,6 @@ from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, Int32s, TokenStore
 
 
-class _Moments:
-    """Counts half steps, ``2 · step`` for a step's saves and ``2 · step + 1`` for its stores, and what is fenced."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._fenced = -1
-
-    @property
-    def saves(self) -> int:
-        """The moment of the present step's saves; its stores are one later."""
-        return 2 * self._step
-
-    def end_step(self, last: int) -> int | None:
-        """Return the step's fence, if it must wait for the moment ``last`` (-1: for none); go on to the next step.
-
-        None where an earlier fence has waited for that already.
-        """
-        fence = None
-        if last > self._fenced:
-            fence = self._step - last // 2
-            self._fenced = self.saves if fence == 0 else last | 1
-        self._step += 1
-        return fence
-
-
 class _LastUses:
     """The moment at which each block of a pool was last used; -1 for never."""
 
@@ -59,59 +34,54 @@ class _LastUses:
         return int(self._moments[known].max(initial=-1))
 
 
-class StoreFences:
-    """Remembers the last store that read each GPU block."""
+class CopyFences:
+    """Remembers the last store that used each block of either pool.
+
+    It counts half steps, its moments: ``2 · step`` for a step's saves and ``2 · step + 1`` for its stores.
+    """
 
     def __init__(self) -> None:
-        self._moments = _Moments()
-        self._last_stored = _LastUses()
+        self._step = 0
+        self._last_read = _LastUses()  # of the GPU's blocks
+        self._last_written = _LastUses()  # of the host's blocks
+        self._fenced_by_steps = self._fenced_by_prefetches = -1  # the moments that were waited for
 
     def plan_step(
         self,
         *,
         overwrites: Sequence[GpuBlockId],
         saves: Sequence[BlockStore],
-        stores: Sequence[BlockStore],
-        token_stores: Sequence[TokenStore] = (),
-    ) -> int | None:
-        """Return the next step's ``StepCopies.store_fence``.
-
-        ``overwrites``: the blocks that its computation writes from their first slot on. A block that it
-        continues to fill is not among them: stores read other slots of it.
-        """
-        now = self._moments.saves
-        self._last_stored.note(_column(saves, 0), now)
-        last = self._last_stored.latest(np.asarray(overwrites, dtype=np.int32))
-        self._last_stored.note(_column(stores, 0), now + 1)
-        self._last_stored.note(_column(token_stores, 0), now + 1)
-        return self._moments.end_step(last)
-
-
-class PrefetchFences:
-    """Remembers the last store that used each block of either pool."""
-
-    def __init__(self) -> None:
-        self._moments = _Moments()
-        self._last_read = _LastUses()  # of the GPU's blocks
-        self._last_written = _LastUses()  # of the host's blocks
-
-    def plan_step(
-        self,
-        *,
-        saves: Sequence[BlockStore],
         prefetches: Sequence[BlockPrefetch],
         stores: Sequence[BlockStore],
         token_stores: Sequence[TokenStore] = (),
-    ) -> int | None:
-        """Return the next step's ``StepCopies.prefetch_fence``: its prefetches come before its stores."""
-        now = self._moments.saves
+    ) -> tuple[int | None, int | None]:
+        """Return the next step's ``StepCopies.store_fence`` and its ``prefetch_fence``.
+
+        ``overwrites``: the blocks that its computation writes from their first slot on. A block that it
+        continues to fill is not among them: stores read other slots of it. Its prefetches come before its stores.
+        """
+        now = 2 * self._step
         self._remember(saves, now)
-        last = max(
+        last_read = self._last_read.latest(np.asarray(overwrites, dtype=np.int32))
+        last_used = max(
             self._last_written.latest(_column(prefetches, 0)), self._last_read.latest(_column(prefetches, 1))
         )
         self._remember(stores, now + 1)
         self._remember(token_stores, now + 1)
-        return self._moments.end_step(last)
+        store_fence, self._fenced_by_steps = self._fence(last_read, self._fenced_by_steps)
+        prefetch_fence, self._fenced_by_prefetches = self._fence(last_used, self._fenced_by_prefetches)
+        self._step += 1
+        return store_fence, prefetch_fence
+
+    def _fence(self, last: int, fenced: int) -> tuple[int | None, int]:
+        """Return the fence of a step that must wait for the moment ``last`` (-1: for none), and what is fenced then.
+
+        None where an earlier fence has waited for that already.
+        """
+        if last <= fenced:
+            return None, fenced
+        fence = self._step - last // 2
+        return fence, 2 * self._step if fence == 0 else last | 1
 
     def _remember(self, stores: Sequence[BlockStore] | Sequence[TokenStore], moment: int) -> None:
         self._last_read.note(_column(stores, 0), moment)

@@ -6,9 +6,10 @@ worst error. The formula is ``domain.step_times``; nothing here knows what runs 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +137,18 @@ class PredictionError:
     """Largest |measured / predicted − 1|."""
     mean: float
 
+    @classmethod
+    def of(cls, ratios: Iterable[float]) -> Self:
+        """Return the errors of measured / predicted times; zeros without any."""
+        off = [abs(ratio - 1.0) for ratio in ratios]
+        count = len(off)
+        return cls(
+            num_steps=count,
+            within_5_percent=sum(error <= 0.05 for error in off) / count if count else 0.0,
+            worst=max(off, default=0.0),
+            mean=sum(off) / count if count else 0.0,
+        )
+
 
 class OnlineEstimator:
     """One stage's step time: a fitted model whose batch and attention terms are rescaled as steps are measured.
@@ -214,14 +227,7 @@ class OnlineEstimator:
         return max(-limit, min(limit, error))
 
     def error(self) -> PredictionError:
-        off = [abs(ratio - 1.0) for ratio in self._ratios]
-        count = len(off)
-        return PredictionError(
-            num_steps=count,
-            within_5_percent=sum(error <= 0.05 for error in off) / count if count else 0.0,
-            worst=max(off, default=0.0),
-            mean=sum(off) / count if count else 0.0,
-        )
+        return PredictionError.of(self._ratios)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,11 +276,6 @@ def predicted_and_measured(
 
 def prediction_error(pairs: Sequence[tuple[float, float]]) -> PredictionError:
     """Return the errors of (predicted, measured) seconds; zeros without any."""
-    off = [abs(measured_s / predicted_s - 1.0) for predicted_s, measured_s in pairs if predicted_s > 0]
-    count = len(off)
-    return PredictionError(
-        num_steps=count,
-        within_5_percent=sum(error <= 0.05 for error in off) / count if count else 0.0,
-        worst=max(off, default=0.0),
-        mean=sum(off) / count if count else 0.0,
+    return PredictionError.of(
+        measured_s / predicted_s for predicted_s, measured_s in pairs if predicted_s > 0
     )

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from pipemax.answers.asks import Ask, Prompt, Reply
@@ -60,25 +59,6 @@ _IMAGES_AT_ONCE = 16
 """The same for requests with images, each of which takes as long as hundreds of others."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
-    ask: Ask
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    ask_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    carry_out: Callable[[], None]
-
-
-class _Stop:
-    pass
-
-
 class VllmEngine:
     """Implements ``pipemax.api.Engine`` over vLLM, under either policy."""
 
@@ -122,7 +102,8 @@ class VllmEngine:
         self._admission = AdmissionBook(
             admission_capacity_tokens(vllm_config), scheduler_reports=self._hears_of_input
         )
-        self._commands: queue.SimpleQueue[_Add | _Abort | _Call | _Stop] = queue.SimpleQueue()
+        # What the engine's thread is asked to do; None asks it to stop.
+        self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._completions: queue.SimpleQueue[list[Completion] | EngineDiedError] = queue.SimpleQueue()
         self._died: EngineDiedError | None = None
         self._steps = StepWatch()
@@ -198,7 +179,7 @@ class VllmEngine:
                 prompt_tokens=prompt_tokens,
                 most_output_tokens=max(0, min(most_tokens, self._max_model_len - prompt_tokens)),
             )
-            self._commands.put(_Add(ask))
+            self._commands.put(partial(self._add, ask))
 
     def _encode(self, request: GenerationRequest) -> Prompt | RequestError:
         (encoded,) = self._encoder.encode([request])
@@ -220,14 +201,14 @@ class VllmEngine:
     def abort(self, request_ids: Sequence[str]) -> None:
         ask_ids = self._rows.abort(request_ids)
         self._admission.end(ask_ids)
-        self._commands.put(_Abort(tuple(ask_ids)))
+        self._commands.put(partial(self._engine.abort_request, list(ask_ids)))
 
     def set_input_open(self, is_open: bool) -> None:
-        self._commands.put(_Call(partial(self._tell_input, is_open)))
+        self._commands.put(partial(self._tell_input, is_open))
 
     def use_batching(self, batching: Batching, mixed_step_tokens: int | None) -> None:
         """Have an engine under PipeMax batch so from now on. Call this before the first request."""
-        self._commands.put(_Call(partial(use_batching, self._engine, batching, mixed_step_tokens)))
+        self._commands.put(partial(use_batching, self._engine, batching, mixed_step_tokens))
 
     def most_limits(self) -> list[StepLimits]:
         return self._limits.ceilings
@@ -237,11 +218,11 @@ class VllmEngine:
 
     def set_limits(self, limits: Sequence[StepLimits]) -> None:
         self._limits.choose(limits)
-        self._commands.put(_Call(partial(self._limits.set, limits[0])))
+        self._commands.put(partial(self._limits.set, limits[0]))
 
     def take_step_records(self) -> list[StepRecords]:
         if self._limits.ceilings:
-            self._commands.put(_Call(self._limits.ask))
+            self._commands.put(self._limits.ask)
         return self._limits.take()
 
     def tuning_facts(self) -> TuningFacts | None:
@@ -278,7 +259,7 @@ class VllmEngine:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._commands.put(_Stop())
+            self._commands.put(None)
             self._thread.join()
         self._at_close.close()
         self._vllm.close()
@@ -309,15 +290,9 @@ class VllmEngine:
             if wait:
                 self._ledger.time.charge(time.monotonic(), {TimePart.WAITING_FOR_INPUT: 1.0})
             wait = False
-            match command:
-                case _Add():
-                    self._add(command.ask)
-                case _Abort():
-                    self._engine.abort_request(list(command.ask_ids))
-                case _Call():
-                    command.carry_out()
-                case _Stop():
-                    return False
+            if command is None:
+                return False
+            command()
 
     def _add(self, ask: Ask) -> None:
         try:

@@ -1,7 +1,7 @@
 """Count what the scheduler does, and report it in vLLM's statistics, in the place of the KV connector's."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pipemax.control.controller import Controller
 from pipemax.domain.plan import Phase, PhaseReason, StepPlan
@@ -59,25 +59,13 @@ class Counters:
         block_bytes = config.block_tokens * token_bytes * reports.ranks_per_stage
         error = max(controller.times.decode_error(), key=lambda error: error.mean)
         values: dict[str, float] = {
-            "prefill_steps": self.prefill_steps,
-            "decode_steps": self.decode_steps,
-            "empty_steps": self.empty_steps,
-            "decoded_tokens": self.decoded_tokens,
-            "evictions": self.evictions,
-            "overwrites": self.overwrites,
-            "recomputes": self.recomputes,
-            "prefetches": self.prefetches,
-            "prefetched_blocks": self.prefetched_blocks,
-            "found_blocks": self.found_blocks,
-            "refused": self.refused,
-            "schedule_s": self.schedule_s,
+            **asdict(self),
             "phase_switches": controller.num_switches,
             "is_decode_phase": int(controller.phase is Phase.DECODE),
             "is_mixed_batching": int(controller.phase is Phase.MIXED),
             "is_steady": int(controller.is_steady),
             "prefetch_stall_s": max(reports.stall_s),
-            **_copy_stats(reports.copies),
-            "batch_size": self.batch_size,
+            **asdict(sum(reports.copies, CopyCounts())),
             "measured_step_s": controller.times.last_step_s,
             "prefetched_bytes": self.prefetched_blocks * block_bytes,
             "budget_bytes": decision.budget_blocks * block_bytes,
@@ -98,14 +86,6 @@ class Counters:
             "mean_step_error": error.mean,
         }
         return {name: float(value) for name, value in values.items()}
-
-
-def _copy_stats(stages: list[CopyCounts]) -> dict[str, float]:
-    """Add up the bytes of all stages."""
-    return {
-        "loaded_bytes": sum(stage.loaded_bytes for stage in stages),
-        "stored_bytes": sum(stage.stored_bytes for stage in stages),
-    }
 
 
 def demand_stats(controller: Controller, *, num_known: int, num_blocked: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Row, StepCopies, TokenStore
-from pipemax.transfer.store_fences import PrefetchFences, StoreFences
+from pipemax.transfer.store_fences import CopyFences
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.seam.vllm_types import Request
@@ -40,8 +40,7 @@ class CopyGatherer:
         self._gpu = gpu
         self._host = host
         self._block_tokens = block_tokens
-        self._fences = StoreFences()
-        self._prefetch_fences = PrefetchFences()
+        self._fences = CopyFences()
         self._saves: list[BlockStore] = []
         self._prefetches = _Pairs()
         self._later_prefetches = _Pairs()
@@ -119,10 +118,8 @@ class CopyGatherer:
         later_prefetches, self._later_prefetches = self._later_prefetches.rows(BlockPrefetch), _Pairs()
         abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False
         begun, self._begun = self._begun, []
-        fence = self._fences.plan_step(
-            overwrites=begun, saves=saves, stores=block_stores, token_stores=token_stores
-        )
-        prefetch_fence = self._prefetch_fences.plan_step(
+        store_fence, prefetch_fence = self._fences.plan_step(
+            overwrites=begun,
             saves=saves,
             prefetches=prefetches.joined(later_prefetches),
             stores=block_stores,
@@ -143,7 +140,7 @@ class CopyGatherer:
             abandons_prefetches=abandons_prefetches,
             stores=block_stores,
             token_stores=token_stores,
-            store_fence=fence,
+            store_fence=store_fence,
             prefetch_fence=prefetch_fence,
         )
 

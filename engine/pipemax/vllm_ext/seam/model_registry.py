@@ -8,8 +8,8 @@ import ast
 import re
 from collections.abc import Sequence
 from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
+
+from pipemax.vllm_ext.seam.sources import installed_file
 
 _REGISTRY = "model_executor/models/registry.py"
 _TABLES = re.compile(r"_[A-Z_]+_MODELS")
@@ -41,16 +41,10 @@ def _has_foreign_plugin() -> bool:
 
 def _known_architectures(only: str | None = None) -> set[str]:
     """Return the names in all of vLLM's tables, or in one."""
-    vllm = find_spec("vllm")
-    if vllm is None or vllm.origin is None:
-        return set()
-    try:
-        source = (Path(vllm.origin).parent / _REGISTRY).read_text(encoding="utf-8")
-    except OSError:
-        return set()
+    module = installed_file(_REGISTRY)
     return {
         key.value
-        for statement in ast.parse(source).body
+        for statement in (module.body if module else ())
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
         if isinstance(table := statement.targets[0], ast.Name)
         if _TABLES.fullmatch(table.id) and table.id not in _NOT_RUN and only in (None, table.id)

@@ -8,9 +8,9 @@ import __future__
 import ast
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from pipemax.vllm_ext.seam.sources import installed_file
 
 _SOURCES = {
     "xgrammar": ("backend_xgrammar.py", "has_xgrammar_unsupported_json_features"),
@@ -27,23 +27,20 @@ def is_refused(backend: str, schema: Any) -> bool:
 @cache
 def _rule(file: str, name: str) -> Callable[[Any], bool] | None:
     """Return vLLM's function, with the helpers and constants of its file; ``None`` if this vLLM has none."""
-    vllm = find_spec("vllm")
-    if vllm is None or vllm.origin is None:
+    module = installed_file(f"v1/structured_output/{file}")
+    if module is None:
         return None
-    source = Path(vllm.origin).parent / "v1" / "structured_output" / file
-    try:
-        body = ast.parse(source.read_text(encoding="utf-8")).body
-    except OSError:
-        return None
-    rules = [node for node in body if isinstance(node, ast.FunctionDef) and "json_features" in node.name]
+    rules = [
+        node for node in module.body if isinstance(node, ast.FunctionDef) and "json_features" in node.name
+    ]
     helpers = [
         node
-        for node in body
+        for node in module.body
         if (isinstance(node, ast.FunctionDef) and node.name.startswith("_") and not node.decorator_list)
         or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Set))
     ]
     names: dict[str, Any] = {}
     # Without its annotations: their names are not in this module.
     flags = __future__.annotations.compiler_flag
-    exec(compile(ast.Module([*helpers, *rules], type_ignores=[]), str(source), "exec", flags), names)
+    exec(compile(ast.Module([*helpers, *rules], type_ignores=[]), file, "exec", flags), names)
     return names.get(name)

@@ -5,7 +5,19 @@ vLLM's modules take seconds to import, some need a GPU, and the vLLM to be check
 
 import ast
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+
+
+def installed_file(path: str) -> ast.Module | None:
+    """Parse a file of the installed vLLM; ``None`` without it, or without vLLM."""
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        return None
+    try:
+        return ast.parse((Path(vllm.origin).parent / path).read_text(encoding="utf-8"))
+    except OSError:
+        return None
 
 
 class Sources:
