@@ -183,6 +183,8 @@ def test_the_partition_is_recomputed_at_each_switch_to_decode() -> None:
         ("steady_threshold", -0.1),
         ("steady_window", 0),
         ("overdue_budget_fraction", 0.0),
+        ("mixed_step_tokens", 0),
+        ("mixed_live_watermark", 0.0),
     ],
 )
 def test_bad_settings_are_refused_by_name(name: str, value: object) -> None:

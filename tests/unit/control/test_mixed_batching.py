@@ -4,7 +4,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,11 +71,6 @@ def busy_engine(num_requests: int = 40, **changes: object) -> FakeEngine:
     return engine
 
 
-def finished(engine: FakeEngine) -> FakeEngine:
-    engine.run()
-    return engine
-
-
 def decodes(plan: StepPlan) -> tuple[str, ...]:
     return plan.run[: plan.num_decodes]
 
@@ -93,11 +87,13 @@ def test_prompts_fill_every_step_up_to_its_maximum_while_they_wait() -> None:
     assert any(decodes(plan) and chunks(plan) for plan in engine.plans)
 
 
-def test_prompts_are_begun_first_come_first_served() -> None:
+def test_prompts_are_begun_first_come_first_served_and_phases_never_switch() -> None:
     engine = busy_engine()
     engine.run()
     begun = list(dict.fromkeys(request for plan in engine.plans for request in chunks(plan)))
     assert begun == sorted(begun)
+    assert engine.controller.num_switches == 0
+    assert engine.controller.phase is Phase.MIXED
 
 
 def test_no_decode_waits_for_a_prompt() -> None:
@@ -112,13 +108,13 @@ def test_no_decode_waits_for_a_prompt() -> None:
 
 
 def test_the_engine_s_chunk_is_the_maximum_unless_one_is_named() -> None:
-    engine = busy_engine(mixed_step_tokens=None, prefill_chunk_tokens=100)
+    engine = busy_engine(num_requests=20, mixed_step_tokens=None, prefill_chunk_tokens=100)
     engine.run()
     assert max(sum(plan.run_tokens) for plan in engine.plans) == 100
 
 
 def test_a_batch_never_has_more_requests_than_a_step_has_tokens() -> None:
-    engine = busy_engine(mixed_step_tokens=3, num_batches=3)
+    engine = busy_engine(num_requests=12, mixed_step_tokens=3, num_batches=3)
     engine.run()
     assert max(len(plan.run) for plan in engine.plans) == 3
 
@@ -204,13 +200,6 @@ def test_input_may_wait_even_while_the_host_pool_is_full() -> None:
     assert full.controller.admission_demand_tokens >= 10 * 16
 
 
-def test_mixed_batching_never_switches_phases() -> None:
-    engine = busy_engine()
-    engine.run()
-    assert engine.controller.num_switches == 0
-    assert engine.controller.phase is Phase.MIXED
-
-
 # Prefetch and balance.
 
 
@@ -238,12 +227,6 @@ def test_a_prompt_s_prefix_is_computed_once() -> None:
     engine.run()
     computed = sum(sum(plan.run_tokens[plan.num_decodes :]) for plan in engine.plans)
     assert computed <= 2 * 80 + 10 * 16
-
-
-@pytest.mark.parametrize(("name", "value"), [("mixed_step_tokens", 0), ("mixed_live_watermark", 0.0)])
-def test_bad_settings_of_mixed_batching_are_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=name):
-        mixed_config(**{name: value})
 
 
 class NthDraw(Random):

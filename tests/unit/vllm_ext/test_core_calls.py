@@ -140,14 +140,6 @@ def test_the_input_signal_does_not_wait_for_the_core_and_keeps_its_place_among_r
     assert scheduler.heard == [True, "request", False]
 
 
-def test_the_answer_to_the_input_signal_is_expected_and_then_forgotten() -> None:
-    core, client = make_pair(FakeScheduler())
-    set_input_open(engine_of(client), True)
-    core.take_in()
-    client.take_answers()
-    assert client.utility_results == {}
-
-
 def test_limits_and_records_of_steps_do_not_wait_for_the_core() -> None:
     core, client = make_pair(scheduler := FakeScheduler())
     taken: list[StepRecords] = []
@@ -159,13 +151,6 @@ def test_limits_and_records_of_steps_do_not_wait_for_the_core() -> None:
     client.take_answers()
     assert [records.to_plain() for records in taken] == [STEPS.to_plain()]
     assert client.utility_results == {}
-
-
-def test_a_dead_core_is_asked_for_no_records() -> None:
-    core, client = make_pair(FakeScheduler())
-    client.resources.engine_dead = True
-    ask_step_records(engine_of(client), lambda records: pytest.fail("nobody answers"))
-    assert core.input_queue.empty()
 
 
 def test_a_core_that_cannot_take_the_input_signal_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ Like ``profiling``, it is pure and knows neither an engine nor a clock.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from statistics import median
 
@@ -109,15 +109,7 @@ def _bounded(scale: float) -> float:
 
 
 def _mixed_s(stage: StageConfig, work: MixedWork, *, mixed_scales: tuple[float, ...]) -> float:
-    return mixed_step_s(
-        stage.decode_time,
-        stage.prefill_time,
-        num_decodes=work.num_decodes,
-        kv_tokens=work.kv_tokens,
-        prompt_tokens=work.prompt_tokens,
-        token_pairs=work.token_pairs,
-        mixed_scales=mixed_scales,
-    )
+    return mixed_step_s(stage.decode_time, stage.prefill_time, **asdict(work), mixed_scales=mixed_scales)
 
 
 def mixed_predicted_and_measured(

@@ -19,15 +19,6 @@ def gap(gap_s: float, *, alpha_s: float = 1.0, beta_s: float = 0.0, tolerance_s:
     return TimeGap(gap_s=gap_s, alpha_s=alpha_s, beta_s=beta_s, tolerance_s=tolerance_s)
 
 
-def test_short_first_fill_takes_the_shortest_that_the_budget_holds() -> None:
-    table = roomy_table()
-    park_lengths(table, [100, 20, 300, 40])  # 7, 2, 19 and 3 blocks with the next token's slot
-    basket = basket_of(table, blocks=12)
-    fill_shortest_first(basket, table.parked_picker())
-    assert basket.ids == {"p1", "p3", "p0"}
-    assert basket.num_blocks == 12
-
-
 def test_short_first_fill_stops_at_the_gap_in_time() -> None:
     table = roomy_table()
     park_lengths(table, [20] * 10)
@@ -43,15 +34,6 @@ def test_greedy_takes_the_longest_that_still_fits() -> None:
     fill_longest_first(basket, table.parked_picker())
     assert basket.ids == {"p2", "p3", "p1"}
     assert basket.num_blocks == 24
-
-
-def test_no_more_requests_than_the_batch_takes() -> None:
-    table = roomy_table()
-    park_lengths(table, [20] * 10)
-    for fill in (fill_longest_first, fill_shortest_first):
-        basket = basket_of(table, blocks=100, requests=4)
-        fill(basket, table.parked_picker())
-        assert len(basket) == 4
 
 
 def test_a_step_that_falls_short_gets_more_and_shorter_requests() -> None:

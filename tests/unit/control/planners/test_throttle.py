@@ -33,29 +33,10 @@ def test_a_step_has_its_maximum_or_a_multiple_of_256_or_one_of_two_smaller_sizes
 
 def test_steps_become_smaller_as_more_kv_waits_and_larger_again() -> None:
     policy = throttle()
-    lives = (0, 100, 200, 201, 250, 300, 350, 376, 383, 391, 600)
-    assert [policy.step_tokens(live) for live in lives] == [
-        2048,
-        2048,
-        2048,
-        1536,
-        1024,
-        768,
-        512,
-        256,
-        192,
-        128,
-        128,
-    ]
-    assert [policy.step_tokens(live) for live in (386, 377, 350, 300, 250, 200, 175)] == [
-        192,
-        256,
-        512,
-        768,
-        1024,
-        1536,
-        2048,
-    ]
+    rising = {100: 2048, 200: 2048, 201: 1536, 250: 1024, 300: 768, 350: 512, 376: 256, 383: 192, 391: 128}
+    assert {live: policy.step_tokens(live) for live in rising} == rising
+    falling = {386: 192, 377: 256, 350: 512, 300: 768, 250: 1024, 200: 1536, 175: 2048}
+    assert {live: policy.step_tokens(live) for live in falling} == falling
 
 
 @pytest.mark.parametrize(("most", "at_tile_share"), [(256, 256), (384, 384), (512, 512), (192, 192)])

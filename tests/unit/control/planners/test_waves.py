@@ -62,14 +62,6 @@ def test_what_a_wave_brings_runs_next_and_what_it_took_does_not() -> None:
     assert num_ran > 0.8 * num_arrived
 
 
-def test_without_waves_no_plan_says_anything_of_them() -> None:
-    engine = FakeEngine(config=small_config(num_batches=2))
-    for index in range(20):
-        engine.admit(spec(f"r{index}", 100, 40), 30)
-    engine.run()
-    assert all(plan.overwrite is None for plan in engine.plans)
-
-
 def running(table: RequestTable, name: str, prompt_tokens: int, batch: Batch) -> None:
     """A resident whose next step is planned."""
     state = resident(table, name, prompt_tokens, batch=batch)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -42,15 +43,7 @@ def timed(
             token_pairs=rng.randint(1_000, 100_000),
         )
         seconds = [
-            mixed_step_s(
-                STAGE.decode_time,
-                STAGE.prefill_time,
-                num_decodes=work.num_decodes,
-                kv_tokens=work.kv_tokens,
-                prompt_tokens=work.prompt_tokens,
-                token_pairs=work.token_pairs,
-                mixed_scales=each,
-            )
+            mixed_step_s(STAGE.decode_time, STAGE.prefill_time, **asdict(work), mixed_scales=each)
             for each in ((1.0,), scales)
         ]
         steps.append(

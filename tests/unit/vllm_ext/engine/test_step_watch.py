@@ -6,6 +6,8 @@ from pipemax.vllm_ext.engine.step_watch import StepWatch
 
 
 def test_only_a_step_that_does_not_end_is_a_fault() -> None:
+    with (patient := StepWatch(timeout_s=60.0)).step():
+        assert patient.fault() is None
     watch = StepWatch(timeout_s=0.0)
     assert watch.fault() is None, "no step runs"
     hangs, release = threading.Event(), threading.Event()
@@ -22,9 +24,3 @@ def test_only_a_step_that_does_not_end_is_a_fault() -> None:
     release.set()
     stepping.join()
     assert watch.fault() is None
-
-
-def test_a_step_within_its_time_is_fine() -> None:
-    watch = StepWatch(timeout_s=60.0)
-    with watch.step():
-        assert watch.fault() is None

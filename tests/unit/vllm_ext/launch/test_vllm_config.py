@@ -175,12 +175,6 @@ def test_another_vllm_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch
         make_vllm_config(config())
 
 
-def test_speculative_decoding_is_refused_under_pipemax() -> None:
-    speculative = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
-    with pytest.raises(ValueError, match="speculative decoding is on"):
-        make_vllm_config(config(vllm={"speculative_config": speculative}))
-
-
 @pytest.mark.parametrize(
     ("runner", "stages", "scheduler", "depth", "num_batches"),
     [
@@ -270,13 +264,6 @@ def test_where_vllm_lacks_a_limit_its_own_scheduler_runs_and_the_log_says_so_onc
     assert scheduler_of(policy="vllm") is None
     assert scheduler_of(policy="vllm") is None
     assert caplog.text.count("changing them while it runs needs Scheduler.max_num_active_reqs") == 1
-
-
-def test_on_a_cpu_scheduling_is_synchronous() -> None:
-    vllm_config = make_vllm_config(config())
-    assert (
-        vllm_config.scheduler_config.scheduler_cls == "pipemax.vllm_ext.scheduler.scheduler.PipeMaxScheduler"
-    )
 
 
 @pytest.mark.parametrize("policy", ["vllm", "pipemax"])
