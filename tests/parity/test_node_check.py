@@ -9,6 +9,7 @@ from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
 from pipemax.domain.plan import StepPlan
 from pipemax.vllm_ext.core_calls import fixed_times, recalibrate
+from pipemax.vllm_ext.launch.forecast import runtime_settings
 from pipemax.vllm_ext.launch.known_check import CheckPart, NodeCheck, Verdict
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
 from pipemax.vllm_ext.node_check.prompts import Asking, draw_prompts
@@ -16,7 +17,6 @@ from pipemax.vllm_ext.node_check.run import check_engine
 from pipemax.vllm_ext.node_check.token_trial import ask_stock, compare_with_stock
 from pipemax.vllm_ext.node_check.trial_config import trial_configs
 from pipemax.vllm_ext.node_check.trial_process import compare_in_process
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.copy_calls import poison_prefetches
 from tests.parity.batch_noise import sums_by_batch
 from tests.parity.cases import BLOCK_TOKENS, PLAIN, VOCABULARY
@@ -104,9 +104,7 @@ def _decode_s(stage: StageConfig) -> float:
 def test_poison_changes_nothing_of_the_steps(kind: Kind, engine_of: EngineOf) -> None:
     engine = engine_of(kind)
     reset(engine, Fault.NONE)
-    settings = RuntimeSettings.from_extra_config(
-        engine.vllm_config.kv_transfer_config.kv_connector_extra_config
-    )
+    settings = runtime_settings(engine.vllm_config)
     asking = Asking(engine.llm, draw_prompts(VOCABULARY, 150, 8))
     # A link so slow that a few blocks a step are planned, and that measured times would change the plans.
     recalibrate(

@@ -72,10 +72,7 @@ def make_scheduler(
         # No weights are loaded: any number of layers will do, and each stage needs one.
         vllm={"enable_chunked_prefill": True, "hf_overrides": {"num_hidden_layers": 8}},
     )
-    synchrony = asynchronous_scheduling_on_cpu() if asynchronous else nullcontext()
-    with launch_environment(config), runner_version(runner), synchrony:
-        vllm_config = make_vllm_config(config)
-    vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1  # vLLM keeps one as its null block
+    vllm_config = _vllm_config(config, gpu_blocks, runner, asynchronous)
     extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
     settings = RuntimeSettings.from_extra_config(extra_config)
     small = replace(
@@ -108,14 +105,19 @@ def make_stock_scheduler(
         max_num_batched_tokens=step_tokens,
         vllm={"enable_chunked_prefill": True, "hf_overrides": {"num_hidden_layers": 8}, **(vllm or {})},
     )
+    vllm_config = _vllm_config(config, gpu_blocks, runner, asynchronous)
+    if not is_tunable:
+        vllm_config.scheduler_config.scheduler_cls = None
+    with runner_version(runner):
+        return _construct(vllm_config.scheduler_config.get_scheduler_cls(), vllm_config, gpu_blocks, (None,))
+
+
+def _vllm_config(config: EngineConfig, gpu_blocks: int, runner: int, asynchronous: bool) -> VllmConfig:
     synchrony = asynchronous_scheduling_on_cpu() if asynchronous else nullcontext()
     with launch_environment(config), runner_version(runner), synchrony:
         vllm_config = make_vllm_config(config)
-        if not is_tunable:
-            vllm_config.scheduler_config.scheduler_cls = None
-    vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1
-    with runner_version(runner):
-        return _construct(vllm_config.scheduler_config.get_scheduler_cls(), vllm_config, gpu_blocks, (None,))
+    vllm_config.cache_config.num_gpu_blocks = gpu_blocks + 1  # vLLM keeps one as its null block
+    return vllm_config
 
 
 def _construct(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pipemax.vllm_ext.launch.forecast import runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from tests.unit.vllm_ext.launch.demo_config import DEMO_MODEL
 from tests.unit.vllm_ext.launch.demo_config import two_stages as config
 
@@ -37,9 +37,7 @@ def test_vllm_is_given_the_type_of_the_kv_cache(field: str, arguments: dict[str,
 def test_the_host_pool_holds_four_times_the_tokens_of_fp8_kv_that_it_holds_of_float32() -> None:
     def host_kv_tokens(**values: object) -> int:
         vllm_config = make_vllm_config(config(dtype="float32", host_kv_gib=0.5, **values))
-        assert vllm_config.kv_transfer_config is not None
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        return RuntimeSettings.from_extra_config(extra_config).host_kv_tokens
+        return runtime_settings(vllm_config).host_kv_tokens
 
     assert host_kv_tokens(kv_cache_dtype="fp8") == 4 * host_kv_tokens()
 

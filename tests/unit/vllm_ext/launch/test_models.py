@@ -19,10 +19,9 @@ from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.step_times import StepTimeModel
 from pipemax.domain.tuned import WAVE_GROUPS
 from pipemax.node.host_pool_size import kv_bytes_per_token as expected_kv_bytes
-from pipemax.vllm_ext.launch.forecast import forecast, measured_engine
+from pipemax.vllm_ext.launch.forecast import forecast, measured_engine, runtime_settings
 from pipemax.vllm_ext.launch.known_calibration import kv_bytes_per_token
 from pipemax.vllm_ext.launch.vllm_config import make_vllm_config
-from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.worker.whole_windows import with_whole_windows
 from tests.parity.families import CONFIGS, WINDOW
 from tests.parity.make_model import make_tokenizer
@@ -77,11 +76,7 @@ def test_what_has_left_windows_is_freed_if_the_config_says_so(
     assert kv_bytes_per_token(freed) == [half // 2 for half in kv_bytes_per_token(whole)], (
         "two of four layers"
     )
-    settings = [
-        RuntimeSettings.from_extra_config(one.kv_transfer_config.kv_connector_extra_config)
-        for one in (freed, whole)
-    ]
-    assert settings[0].host_kv_tokens == 2 * settings[1].host_kv_tokens
+    assert runtime_settings(freed).host_kv_tokens == 2 * runtime_settings(whole).host_kv_tokens
     engine = measured_engine(freed, two_equal_stages(), gpu_blocks=101)
     assert engine.stock_capacity == engine.capacity
     assert engine.capacity.groups == KvGroups(full=1, window=1, window_tokens=WINDOW)
@@ -258,8 +253,7 @@ def test_prompts_stay_whole_where_vllm_does_not_cut_them() -> None:
         make_vllm_config(two_stages(**whole))
     for values, expected in ((whole, True), ({}, False)):
         vllm_config = make_vllm_config(two_stages(batching="separated", **values))
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        assert RuntimeSettings.from_extra_config(extra_config).whole_prompts is expected
+        assert runtime_settings(vllm_config).whole_prompts is expected
 
 
 def test_windowed_layers_are_declared_as_full_ones() -> None:

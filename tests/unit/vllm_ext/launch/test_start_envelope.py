@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +22,8 @@ from pipemax.vllm_ext.launch.start_envelope import (
     start_envelope,
     with_fitting_rows,
 )
+from tests.unit.vllm_ext.launch.demo_config import DEMO_MODEL
 
-DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
 SHORT = {"prompt_tokens": [40], "max_tokens": 256, "mean_output_tokens": 128.0}
 LONG_PROMPTS = {"prompt_tokens": [900], "max_tokens": 8, "mean_output_tokens": 2.0}
 NO_ROOM = (

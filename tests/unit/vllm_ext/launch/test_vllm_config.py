@@ -17,7 +17,7 @@ from pipemax.domain.step_times import StepTimeModel
 from pipemax.node.lifetime import end_with_server
 from pipemax.vllm_ext.launch import tunable_scheduler
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
-from pipemax.vllm_ext.launch.forecast import forecast
+from pipemax.vllm_ext.launch.forecast import forecast, runtime_settings
 from pipemax.vllm_ext.launch.vllm_config import (
     _cores_of_workers,
     _pipemax_args,
@@ -28,8 +28,7 @@ from pipemax.vllm_ext.launch.vllm_config import (
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam import version
 from tests.fakes.vllm_kinds import asynchronous_scheduling_on_cpu, runner_version
-
-DEMO_MODEL = str(Path(__file__).parents[4] / "examples" / "model")
+from tests.unit.vllm_ext.launch.demo_config import DEMO_MODEL
 
 
 def config(**values: object) -> EngineConfig:
@@ -60,9 +59,7 @@ def test_waves_are_off_unless_they_are_on() -> None:
         values = {} if waves is None else {"waves": waves}
         with launch_environment(config(**values)):
             vllm_config = make_vllm_config(config(**values))
-        assert vllm_config.kv_transfer_config is not None
-        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-        assert RuntimeSettings.from_extra_config(extra_config).wave_groups == expected
+        assert runtime_settings(vllm_config).wave_groups == expected
 
 
 def test_waves_of_a_single_batch_are_refused() -> None:
@@ -100,9 +97,7 @@ def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     ids=["by default", "mixed"],
 )
 def test_the_engine_s_batching_reaches_the_controller(values: dict[str, object], expected: Batching) -> None:
-    vllm_config = make_vllm_config(config(**values))
-    extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-    controller = RuntimeSettings.from_extra_config(extra_config).controller_config(
+    controller = runtime_settings(make_vllm_config(config(**values))).controller_config(
         gpu_blocks=50, block_tokens=32, prefill_chunk_tokens=64, max_slots=100
     )
     assert controller.batching is expected
@@ -111,7 +106,7 @@ def test_the_engine_s_batching_reaches_the_controller(values: dict[str, object],
 
 def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> None:
     vllm_config = make_vllm_config(config(pipeline_parallel_size=2, host_kv_gib=0.125, dtype="float32"))
-    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    settings = runtime_settings(vllm_config)
     assert settings.num_batches == 2
     assert len(settings.stages) == 2
     assert vllm_config.scheduler_config.scheduler_cls.endswith("PipeMaxScheduler")
@@ -122,10 +117,8 @@ def test_a_pipemax_engine_is_vllm_with_our_scheduler_worker_and_connector() -> N
 
 def test_ranks_that_share_a_stage_have_pools_of_their_own_for_their_share_of_the_heads() -> None:
     settings = [
-        RuntimeSettings.from_extra_config(
-            make_vllm_config(
-                config(tensor_parallel_size=tensor, pipeline_parallel_size=2, host_kv_gib=0.125)
-            ).kv_transfer_config.kv_connector_extra_config
+        runtime_settings(
+            make_vllm_config(config(tensor_parallel_size=tensor, pipeline_parallel_size=2, host_kv_gib=0.125))
         )
         for tensor in (1, 2)
     ]
@@ -139,8 +132,7 @@ def test_ranks_that_share_a_stage_have_pools_of_their_own_for_their_share_of_the
 def test_the_host_pool_has_the_same_size_whatever_block_size_the_workers_choose() -> None:
     """As they do for a GPU's attention kernels when the model is loaded, long after this config was made."""
     vllm_config = make_vllm_config(config(host_kv_gib=0.125))
-    extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
-    settings = RuntimeSettings.from_extra_config(extra_config)
+    settings = runtime_settings(vllm_config)
     for chosen in (16, 64, 256):
         vllm_config.cache_config.block_size = chosen
         vllm_config.cache_config.num_gpu_blocks = 100
@@ -191,7 +183,7 @@ def test_the_scheduler_is_the_one_that_fits_what_vllm_decided(
         vllm_config = make_vllm_config(config(pipeline_parallel_size=stages, max_num_seqs=16))
         assert vllm_config.max_concurrent_batches == depth
     assert vllm_config.scheduler_config.scheduler_cls == f"pipemax.vllm_ext.scheduler.scheduler.{scheduler}"
-    settings = RuntimeSettings.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    settings = runtime_settings(vllm_config)
     assert settings.num_batches == num_batches
     assert settings.max_num_seqs == 16
     slots = 16 * num_batches if runner == 2 else 16
