@@ -27,13 +27,13 @@ from lab.bench.stage.model import LlamaStage, TokenPlaces
 from lab.bench.stage.movers import open_mover
 from lab.bench.stage.offload import BreakdownRow, Offloader, Way, measure_breakdown
 from lab.bench.stage.overlap import OverlapRow, measure_overlap
-from lab.bench.stage.pools import PoolPlan, stage_layout
+from lab.bench.stage.pools import KvLayout, PoolPlan, stage_layout
 from lab.bench.stage.prefetch import PeakRow, PrefetchRow, measure_peak, measure_prefetch
 from lab.bench.stage.priority import PriorityRow, measure_priority
 from lab.bench.stage.random_batch import random_batch
 from lab.bench.stage.transfers import stage_transfers
 from lab.gpu.tables import at_least_one, environment, print_table, require_cuda, write_json
-from pipemax.domain.specs import KvLayout, ModelSpec
+from pipemax.domain.specs import ModelSpec
 from pipemax.domain.units import MIB
 from pipemax.presets import load_model
 

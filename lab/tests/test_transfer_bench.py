@@ -8,10 +8,9 @@ import torch
 
 from lab.bench import transfer
 from lab.bench.stage.offload import Offloader, Way
-from lab.bench.stage.pools import PoolPlan, stage_layout
+from lab.bench.stage.pools import KvLayout, PoolPlan, stage_layout
 from lab.bench.stage.prefetch import scattered_parts
 from lab.tests.test_stage_model import TINY
-from pipemax.domain.specs import KvLayout
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
 from tests.gpu import kernel_reference

@@ -8,11 +8,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 
 def encode(value: object) -> Any:
-    """Encode a value: dataclasses as objects without their None fields, tuples as arrays, enums by value."""
+    """Encode a value: dataclasses as objects without their None fields, sequences as arrays, enums by value."""
     if is_dataclass(value):
         pairs = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {name: encode(item) for name, item in pairs if item is not None}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     return value.value if isinstance(value, Enum) else value
 
@@ -28,8 +28,8 @@ def decode(kind: Any, value: Any) -> Any:
         if not needed <= value.keys() <= hints.keys():
             raise ValueError(f"{kind.__name__} has the keys {sorted(hints)}, not {sorted(value)}")
         return kind(**{name: decode(hints[name], item) for name, item in value.items()})
-    if get_origin(kind) is tuple:
-        return tuple(decode(get_args(kind)[0], item) for item in value)
+    if (sequence := get_origin(kind)) in (tuple, list):
+        return sequence(decode(get_args(kind)[0], item) for item in value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
 
 

@@ -6,7 +6,6 @@ here knows how long a step takes: that is ``pipemax.sim.stage_times``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import accumulate
 from typing import Self
 
@@ -16,15 +15,6 @@ from pipemax.domain.model_spec import KvCacheDtype as KvCacheDtype
 from pipemax.domain.model_spec import ModelSpec as ModelSpec
 from pipemax.domain.tuned import FREED_ROWS_THAT_PAY
 from pipemax.domain.units import ceil_div
-
-
-class KvLayout(StrEnum):
-    """The order of a block's KV in memory, which decides how many pieces a copy of it needs (paper, Section 3.4.2)."""
-
-    BLOCK_FIRST = "block_first"
-    """All layers of a stage in one piece."""
-    LAYER_FIRST = "layer_first"
-    """One piece per layer, keys and values packed, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipemax.config import EngineConfig
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.profiling import Profile, TimedCopy, TimedMixedStep, TimedStep
+from pipemax.control.times.profiling import Profile
 from pipemax.domain.plain_values import decode, encode
 from pipemax.domain.plan import Batching
 from pipemax.domain.step_records import StepLimits, StepRecords
@@ -15,19 +15,10 @@ from pipemax.vllm_ext.seam.core_client import call_scheduler, hold_requests, sen
 from pipemax.vllm_ext.seam.vllm_types import LLMEngine
 
 
-def encode_profile(profile: Profile) -> dict[str, Any]:
-    """Encode timed steps and copies as plain values, which ``take_profile`` decodes."""
-    return {name: [encode(timed) for timed in kind] for name, kind in profile._asdict().items()}
-
-
 def take_profile(engine: LLMEngine) -> Profile:
     """Return the steps and copies that were timed since the last call."""
-    profile = call_scheduler(engine, "take_profile")
-    return Profile(
-        steps=[decode(TimedStep, step) for step in profile["steps"]],
-        mixed_steps=[decode(TimedMixedStep, step) for step in profile["mixed_steps"]],
-        copies=[decode(TimedCopy, copy) for copy in profile["copies"]],
-    )
+    profile: Profile = decode(Profile, call_scheduler(engine, "take_profile"))
+    return profile
 
 
 def recalibrate(engine: LLMEngine, stages: tuple[StageConfig, ...]) -> None:

@@ -9,10 +9,11 @@ Copies and kernels know blocks of bytes. Layer-first is the same machinery over 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 
-from pipemax.domain.specs import KvLayout, ModelSpec
+from pipemax.domain.specs import ModelSpec
 from pipemax.domain.units import GpuBlockId, HostBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, TokenStore
 from pipemax.transfer.layout import BlockLayout, compact_layout, layer_views
@@ -26,6 +27,15 @@ def stage_layout(model: ModelSpec, num_layers: int, block_tokens: int, dtype: to
         block_tokens=block_tokens,
         content_bytes=2 * model.head_dim * dtype.itemsize,
     )
+
+
+class KvLayout(StrEnum):
+    """The order of a block's KV in memory, which decides how many pieces a copy of it needs (paper, Section 3.4.2)."""
+
+    BLOCK_FIRST = "block_first"
+    """All layers of a stage in one piece."""
+    LAYER_FIRST = "layer_first"
+    """One piece per layer, keys and values packed, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

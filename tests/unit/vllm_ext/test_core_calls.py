@@ -20,6 +20,7 @@ from vllm.v1.engine.core_client import (
 )
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from pipemax.control.times.profiling import Profile
 from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.vllm_ext.core_calls import (
     ask_step_records,
@@ -202,7 +203,7 @@ def test_nothing_is_told_of_a_core_that_is_closed() -> None:
 def test_a_core_in_the_same_process_is_called_directly() -> None:
     core = FakeCoreProcess(scheduler := FakeScheduler())
     engine = engine_of(InProcessClient(core))
-    assert take_profile(engine) == ([], [], [])
+    assert take_profile(engine) == Profile([], [], [])
     set_input_open(engine, True)
     assert scheduler.heard == [True]
     assert core.input_queue.empty()

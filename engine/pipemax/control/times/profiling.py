@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.estimator import MixedWork, PredictionError, ProfileRow, fit_step_time
@@ -57,7 +56,8 @@ class TimedCopy:
     stage_s: tuple[float, ...]
 
 
-class Profile(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Profile:
     """What was timed on an engine for a while."""
 
     steps: list[TimedStep]

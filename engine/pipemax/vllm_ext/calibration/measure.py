@@ -26,7 +26,6 @@ from pipemax.control.times.mixed_profiling import (
 )
 from pipemax.control.times.profiling import (
     WAVE_OUTPUT_TOKENS,
-    TimedCopy,
     TimedMixedStep,
     TimedStep,
     Wave,
@@ -78,7 +77,6 @@ class Measurement:
 
     calibration: Calibration
     steps: tuple[TimedStep, ...]
-    copies: tuple[TimedCopy, ...]
     seconds: float
     mixed_steps: tuple[TimedMixedStep, ...] = ()
 
@@ -184,9 +182,7 @@ def _measure(
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         within_5_percent=round(error.within_5_percent, 4),
     )
-    return Measurement(
-        calibration=calibration, steps=tuple(waves.steps), copies=tuple(waves.copies), seconds=seconds
-    )
+    return Measurement(calibration=calibration, steps=tuple(waves.steps), seconds=seconds)
 
 
 class _TimedWaves:

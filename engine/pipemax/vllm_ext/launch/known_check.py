@@ -9,15 +9,15 @@ cache: delete it freely.
 
 import json
 import logging
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
 
 import torch
 
 import pipemax
 from pipemax.config import EngineConfig
+from pipemax.domain.plain_values import decode, encode
 from pipemax.vllm_ext.launch.known_calibration import cache_file, device_name, engine_facts, write_cache_file
 from pipemax.vllm_ext.seam.vllm_types import VLLM_VERSION, VllmConfig
 
@@ -47,9 +47,6 @@ class CheckPart:
     detail: str
     """What was seen, in one line."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "verdict", Verdict(self.verdict))  # a string, if it was read from a file
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
@@ -62,10 +59,6 @@ class NodeCheck:
     seconds: float
     parts: tuple[CheckPart, ...]
     figures: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        return cls(**{**values, "parts": tuple(CheckPart(**part) for part in values["parts"])})
 
     @property
     def verdict(self) -> Verdict:
@@ -122,7 +115,7 @@ def kept_tokens(vllm_config: VllmConfig) -> NodeCheck | None:
 
 def keep_check(path: Path, check: NodeCheck) -> Path | None:
     """Keep a check for the next start; return its file. One that cannot be kept only costs a warning."""
-    text = json.dumps(asdict(check), indent=1) + "\n"
+    text = json.dumps(encode(check), indent=1) + "\n"
     try:
         write_cache_file(path, lambda draft: draft.write_text(text, encoding="utf-8"))
     except OSError as error:
@@ -153,12 +146,13 @@ def tokens_path(vllm_config: VllmConfig) -> Path:
 
 def _read(path: Path) -> NodeCheck | None:
     try:
-        return NodeCheck.from_values(json.loads(path.read_text(encoding="utf-8")))
+        check: NodeCheck = decode(NodeCheck, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError) as error:
         log.warning("the check of this node in %s cannot be read, and is made again: %s", path, error)
         return None
+    return check
 
 
 def _driver() -> str:

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineStartError
+from pipemax.domain.plain_values import decode, encode
 from pipemax.vllm_ext.launch.known_check import TOKENS, CheckPart, Verdict
 from pipemax.vllm_ext.launch.start import RunningVllm
 from pipemax.vllm_ext.node_check.token_trial import ask_stock, compare_with_stock
@@ -36,9 +36,10 @@ def compare_in_process(
         (folder / _CONFIGS).write_text(json.dumps(values), encoding="utf-8")
         status = _run([*command, directory])
         try:
-            return CheckPart(**json.loads((folder / _RESULT).read_text(encoding="utf-8")))
+            part: CheckPart = decode(CheckPart, json.loads((folder / _RESULT).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return inconclusive(f"the process that compares them ended early with status {status}")
+        return part
 
 
 def inconclusive(reason: str) -> CheckPart:
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
             part = compare_with_stock(answers, vllm.engine, vllm.vllm_config, pipemax)
     except EngineStartError as error:
         part = inconclusive(f"an engine to compare by did not start ({error})")
-    (folder / _RESULT).write_text(json.dumps(asdict(part)), encoding="utf-8")
+    (folder / _RESULT).write_text(json.dumps(encode(part)), encoding="utf-8")
 
 
 @contextmanager

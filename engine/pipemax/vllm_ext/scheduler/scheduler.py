@@ -31,12 +31,11 @@ from pipemax.domain.events import (
     RunRefused,
     StepCompleted,
 )
-from pipemax.domain.plain_values import decode
+from pipemax.domain.plain_values import decode, encode
 from pipemax.domain.plan import Batching, StepPlan
 from pipemax.domain.request import RequestSpec
 from pipemax.domain.units import RequestId, ceil_div
 from pipemax.vllm_ext.compat import check_kv_cache, kv_groups
-from pipemax.vllm_ext.core_calls import encode_profile
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.scheduler.blocked_requests import BlockedRequests
 from pipemax.vllm_ext.scheduler.kv_moves import KvMoves
@@ -108,7 +107,8 @@ class PipeMaxScheduler(PlannedScheduler):
 
     def take_profile(self) -> dict[str, Any]:
         """See ``core_calls.take_profile``."""
-        return encode_profile(self._controller.times.take_profile())
+        profile: dict[str, Any] = encode(self._controller.times.take_profile())
+        return profile
 
     def recalibrate(self, stages: list[dict[str, Any]]) -> None:
         """See ``core_calls.recalibrate``. Also starts all counts again."""
