@@ -24,6 +24,7 @@ _ACTIVATIONS_SHARE = 0.03
 _SHORT_STEP = 0.75
 """Steps are doubled if those that keep all rows running are longer than this share of vLLM's default."""
 _ROW_MULTIPLE = 8
+_BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,6 @@ def plan_envelope(
     row: RowShape,
     default: StepLimits,
     *,
-    block_tokens: int = 16,
     keeps_rows: bool = False,
     keeps_tokens: bool = False,
 ) -> StartEnvelope:
@@ -86,8 +86,8 @@ def plan_envelope(
     ``keeps_rows`` and ``keeps_tokens`` name those that are the user's own. ``ValueError`` if the model does not fit.
     """
     gpu_bytes = node.gpu.memory_bytes
-    capacity = kv_capacity(node, model, parallelism, block_tokens=block_tokens, frees_windows=True)
-    rows_of_kv = capacity.gpu_rows(row.prompt_tokens + row.output_tokens / 2 + block_tokens / 2)
+    capacity = kv_capacity(node, model, parallelism, block_tokens=_BLOCK_TOKENS, frees_windows=True)
+    rows_of_kv = capacity.gpu_rows(row.prompt_tokens + row.output_tokens / 2 + _BLOCK_TOKENS / 2)
     rows = default.running_rows
     by_kv = _ROW_MULTIPLE * max(1, ceil_div(round(_ROWS_OVER_KV * rows_of_kv), _ROW_MULTIPLE))
     if not keeps_rows:

@@ -34,12 +34,10 @@ class ProfileRow:
 # Fitting.
 
 
-def fit_step_time(
-    rows: Sequence[ProfileRow], *, tolerance: float = PAPER_WORST_ERROR / 2, max_segments: int = 8
-) -> StepTimeModel:
+def fit_step_time(rows: Sequence[ProfileRow], *, max_segments: int = 8) -> StepTimeModel:
     """Fit step times by least squares on relative errors: one line, or as many segments as the tolerance requires.
 
-    A knot is a profiled batch size. While the mean at some batch size errs by more than ``tolerance`` and fewer than
+    A knot is a profiled batch size. While the mean at some batch size errs by more than the tolerance and fewer than
     ``max_segments`` are used, the knot that most lowers the squared errors is added. Jumps between neighbouring sizes
     are no segments. Raise ``ValueError`` without rows of positive time.
     """
@@ -51,7 +49,7 @@ def fit_step_time(
     candidates = sorted({row.size for row in rows})
     knots = sorted({candidates[0], candidates[-1]})
     fit = _fit_knots(knots, sizes, tokens, seconds)
-    while _worst_by_size(fit.errors, sizes) > tolerance:
+    while _worst_by_size(fit.errors, sizes) > PAPER_WORST_ERROR / 2:
         longer = [sorted([*knots, knot]) for knot in candidates if knot not in knots]
         trials = [
             _fit_knots(trial, sizes, tokens, seconds)

@@ -14,7 +14,6 @@ from pipemax.domain.errors import TransferError
 from pipemax.transfer.cuda.compile import compile_kernels
 from pipemax.transfer.cuda.device import Pool, Span
 from pipemax.transfer.cuda.launch_checks import (
-    DEFAULT_MAX_GROUPS,
     Geometry,
     TokenTable,
     check_devices,
@@ -31,11 +30,8 @@ Argument = int | np.int32 | np.int64
 class KvKernels:
     """The kernels, compiled for one device (at first use on a machine, which takes about half a second)."""
 
-    def __init__(self, device: torch.device, *, max_groups: int = DEFAULT_MAX_GROUPS) -> None:
-        """Compile the kernels. ``max_groups``: maximum of thread blocks per launch, to leave the SMs to the model.
-
-        ``TransferError`` if the device cannot reach registered host memory by its host address.
-        """
+    def __init__(self, device: torch.device) -> None:
+        """Compile the kernels. ``TransferError`` if the device cannot reach registered host memory by its address."""
         cuda_device = Device(device.index)
         cuda_device.set_current()
         if not cuda_device.properties.can_use_host_pointer_for_registered_mem:
@@ -43,7 +39,6 @@ class KvKernels:
                 f"{cuda_device.name} cannot use host addresses of pinned memory: KV cannot be offloaded by kernels"
             )
         self._device = device
-        self._max_groups = max_groups
         self._code: ObjectCode = compile_kernels(f"sm_{cuda_device.arch}")
 
     def offload_tokens(
@@ -59,9 +54,7 @@ class KvKernels:
         check_pool("host", host_rows, layout)
         check_devices(gpu_rows, host_rows, self._device)
         check_tokens(tokens, layout, num_gpu_blocks=len(gpu_rows), num_host_blocks=len(host_rows))
-        geometry = token_geometry(
-            layout, len(tokens), gpu_rows.data_ptr(), host_rows.data_ptr(), max_groups=self._max_groups
-        )
+        geometry = token_geometry(layout, len(tokens), gpu_rows.data_ptr(), host_rows.data_ptr())
         kernel = self._code.get_kernel(f"offload_tokens_{geometry.word_bytes}")
         return OffloadTokens(kernel, geometry, gpu_rows, host_rows, layout, tokens)
 

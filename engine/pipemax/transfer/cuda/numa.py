@@ -12,11 +12,11 @@ import torch
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
-def numa_node_of_gpu(device: torch.device, pci_devices: Path = _PCI_DEVICES) -> int | None:
+def numa_node_of_gpu(device: torch.device) -> int | None:
     """Return the GPU's NUMA node; ``None`` if the machine has one node or does not say."""
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the PCI fields
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    return read_numa_node(pci_devices / address)
+    return read_numa_node(_PCI_DEVICES / address)
 
 
 def read_numa_node(pci_device: Path) -> int | None:

@@ -87,24 +87,17 @@ def measure(
     config: EngineConfig,
     *,
     time_limit_s: float,
-    most_wave_tokens: int | None = None,
 ) -> Measurement:
     """Run waves until all are done or the time is up, and fit a calibration to them.
 
     Waves are sized by the time that a first one takes. One that runs beyond ``time_limit_s`` is ended, one of the first
-    few at twice the limit. No wave has more tokens of KV than ``most_wave_tokens``. While the fit misses too many of
-    its steps, the waves run again, until three times the limit. Decode and prefill steps are measured first, with
-    batching separated; then, unless the config separates them too, mixed steps in a third of the limit more.
+    few at twice the limit. While the fit misses too many of its steps, the waves run again, until three times the
+    limit. Decode and prefill steps are measured first, with batching separated; then, unless the config separates them
+    too, mixed steps in a third of the limit more.
     ``ValueError`` if a phase was left without a step.
     """
     with separated(engine, config):
-        measured = _measure(
-            engine,
-            vllm_config,
-            config,
-            time_limit_s=time_limit_s,
-            most_wave_tokens=most_wave_tokens,
-        )
+        measured = _measure(engine, vllm_config, config, time_limit_s=time_limit_s)
         if config.batching is not BatchingChoice.SEPARATED:
             measured = _with_mixed_steps(
                 engine, vllm_config, measured, time_limit_s=_MIXED_TIME * time_limit_s
@@ -152,11 +145,10 @@ def _measure(
     config: EngineConfig,
     *,
     time_limit_s: float,
-    most_wave_tokens: int | None,
 ) -> Measurement:
     settings = runtime_settings(vllm_config)
     runner = _WaveRunner(engine, vllm_config)
-    limits = wave_limits(vllm_config, most_wave_tokens)
+    limits = wave_limits(vllm_config)
     # The first steps of all warm up, and may compile: they are not measured.
     runner.run(design_waves(limits)[0], until_s=time.monotonic() + 4 * time_limit_s)
     take_profile(engine)
@@ -231,7 +223,7 @@ def _affordable(
     begin_s = time.monotonic()
     runner.run(probe, until_s=until_s)
     tokens = affordable_wave_tokens(probe, time.monotonic() - begin_s, time_limit_s=time_limit_s)
-    return replace(limits, most_wave_tokens=min(tokens, limits.most_wave_tokens or tokens))
+    return replace(limits, most_wave_tokens=tokens)
 
 
 def calibrate_at_start(
@@ -289,7 +281,7 @@ def run_other(
         return take_profile(engine).steps
 
 
-def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) -> WaveLimits:
+def wave_limits(vllm_config: VllmConfig) -> WaveLimits:
     """Return the limits of an engine that has started, so that its pools are known."""
     cache, settings = vllm_config.cache_config, runtime_settings(vllm_config)
     num_tables = block_tables(vllm_config).count
@@ -299,7 +291,6 @@ def wave_limits(vllm_config: VllmConfig, most_wave_tokens: int | None = None) ->
         max_model_len=vllm_config.model_config.max_model_len,
         gpu_kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size // num_tables,
         host_kv_tokens=settings.host_kv_tokens // num_tables,
-        most_wave_tokens=most_wave_tokens,
     )
 
 

@@ -65,7 +65,7 @@ def _structured_outputs(sampling: Sampling, *, is_guidance: bool) -> StructuredO
     )
 
 
-def told_of(sequence: CompletionOutput, text: str) -> Reply:
+def told_of(sequence: CompletionOutput) -> Reply:
     """Return what vLLM told of an ask that has ended."""
     if sequence.finish_reason not in ("stop", "length", "abort"):
         reason = f"the engine ended the row with {sequence.finish_reason!r}"
@@ -73,7 +73,7 @@ def told_of(sequence: CompletionOutput, text: str) -> Reply:
     logprobs = sequence.logprobs
     assert logprobs is None or isinstance(logprobs, FlatLogprobs), type(logprobs)
     return Reply(
-        text=text,
+        text=sequence.text,
         token_ids=tuple(sequence.token_ids),
         finish_reason=sequence.finish_reason,
         # A token's own logprob comes first at its position.

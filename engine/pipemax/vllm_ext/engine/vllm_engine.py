@@ -151,7 +151,7 @@ class VllmEngine:
     def _outcome(self, output: RequestOutput | PoolingRequestOutput) -> Reply:
         assert isinstance(output, RequestOutput), output
         (sequence,) = output.outputs
-        return told_of(sequence, sequence.text)
+        return told_of(sequence)
 
     # -- any thread -------------------------------------------------------------------------------------------
 
