@@ -18,8 +18,8 @@ from pipemax.control.planners.prefill import OutputLengths, PrefillPlanner, Pref
 from pipemax.control.planners.throttle import PromptThrottle
 from pipemax.control.state.batches import Flights, Rotation
 from pipemax.control.state.table import RequestTable
-from pipemax.control.times.estimator import MixedWork
-from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
+from pipemax.control.times.estimator import PhaseWork, Work
+from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.events import Event
 from pipemax.domain.plan import Batching, Decision, Phase, PhaseReason, StepId, StepPlan
 from pipemax.domain.units import ceil_div
@@ -39,7 +39,7 @@ class _Step:
 
     formed: PrefillStep | DecodeStep | MixedStep
     tokens: list[int]
-    work: PhaseWork | MixedWork
+    work: Work
     stage_s: tuple[float, ...]
     """Predicted seconds on each stage; zeros where nothing runs."""
     level_s: tuple[float, ...] | None = None

@@ -20,7 +20,8 @@ def encode(value: object) -> Any:
 def decode(kind: Any, value: Any) -> Any:
     """Decode what ``encode`` returned, by the annotations of ``kind``. ``ValueError`` for an unknown or missing key."""
     if get_origin(kind) is UnionType:
-        kind = next(option for option in get_args(kind) if option is not NoneType)
+        options = [option for option in get_args(kind) if option is not NoneType]
+        kind = next((option for option in options if _is_of(option, value)), options[0])
     if isinstance(kind, type) and is_dataclass(kind):
         hints, needed = _keys(kind)
         if not isinstance(value, dict):
@@ -31,6 +32,11 @@ def decode(kind: Any, value: Any) -> Any:
     if (sequence := get_origin(kind)) in (tuple, list):
         return sequence(decode(get_args(kind)[0], item) for item in value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    is_object = isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict)
+    return is_object and value.keys() <= _keys(kind)[0].keys()
 
 
 @cache

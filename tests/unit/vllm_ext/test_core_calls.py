@@ -44,7 +44,7 @@ class FakeScheduler:
     """Requests that have ended, of which the workers have not been told."""
 
     def take_profile(self) -> dict[str, Any]:
-        return {"steps": [], "mixed_steps": [], "copies": []}
+        return {"steps": [], "copies": []}
 
     def set_input_open(self, is_open: bool) -> None:
         self.heard.append(is_open)
@@ -203,7 +203,7 @@ def test_nothing_is_told_of_a_core_that_is_closed() -> None:
 def test_a_core_in_the_same_process_is_called_directly() -> None:
     core = FakeCoreProcess(scheduler := FakeScheduler())
     engine = engine_of(InProcessClient(core))
-    assert take_profile(engine) == Profile([], [], [])
+    assert take_profile(engine) == Profile([], [])
     set_input_open(engine, True)
     assert scheduler.heard == [True]
     assert core.input_queue.empty()

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipemax.domain.plan import Phase
 from pipemax.domain.step_times import Segment, StepTimeModel, mixed_scale
 
 PAPER_WORST_ERROR = 0.08
@@ -229,6 +230,17 @@ class OnlineEstimator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseWork:
+    """What a step of one phase computes, as the estimators see it."""
+
+    phase: Phase
+    size: int
+    """Requests in decode, tokens in prefill."""
+    kv_tokens: int
+    """Σ L_i in decode, (token, attended token) pairs in prefill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixedWork:
     """What a step computes that decodes and computes prompt tokens."""
 
@@ -238,6 +250,13 @@ class MixedWork:
     prompt_tokens: int
     token_pairs: int
     """(token, attended token) pairs of the prompt tokens."""
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.MIXED
+
+
+Work = PhaseWork | MixedWork
 
 
 class MixedEstimator:

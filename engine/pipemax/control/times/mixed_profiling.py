@@ -4,15 +4,15 @@ Like ``profiling``, it is pure and knows neither an engine nor a clock.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.estimator import MixedWork
-from pipemax.control.times.profiling import TimedMixedStep, WaveLimits
-from pipemax.domain.step_times import DECODE_SHARES, mixed_step_s
+from pipemax.control.times.profiling import TimedStep, WaveLimits, step_s
+from pipemax.domain.step_times import DECODE_SHARES
 
 _FEWEST_MIXED_STEPS = 8
 _ALIKE_SCALES = 1.1
@@ -64,9 +64,7 @@ def describe_scales(scales: tuple[float, ...]) -> str:
     return f"{', '.join(f'{scale:.2f}' for scale in scales)} (at {shares} decodes)"
 
 
-def with_mixed_scales(
-    stages: Sequence[StageConfig], steps: Sequence[TimedMixedStep]
-) -> tuple[StageConfig, ...]:
+def with_mixed_scales(stages: Sequence[StageConfig], steps: Sequence[TimedStep]) -> tuple[StageConfig, ...]:
     """Return the stages with their ``mixed_scales`` fitted to mixed steps, which stay where too few were measured.
 
     A scale is the median over the steps in which prompt tokens weigh enough to tell: one for all of them, or one for
@@ -75,11 +73,15 @@ def with_mixed_scales(
     fitted = []
     for index, stage in enumerate(stages):
         ratios: list[list[float]] = [[] for _ in DECODE_SHARES]
+        unscaled = replace(stage, mixed_scales=(1.0,))
         for step in steps:
-            decode_s = stage.decode_time.seconds(step.work.num_decodes, step.work.kv_tokens)
-            added_s = _mixed_s(stage, step.work, mixed_scales=(1.0,)) - decode_s
+            work = step.work
+            if not isinstance(work, MixedWork):
+                continue
+            decode_s = stage.decode_time.seconds(work.num_decodes, work.kv_tokens)
+            added_s = step_s(unscaled, work) - decode_s
             if step.stage_s[index] > 0 and added_s >= _LEAST_ADDED_SHARE * decode_s:
-                share = step.work.num_decodes / (step.work.num_decodes + step.work.prompt_tokens)
+                share = work.num_decodes / (work.num_decodes + work.prompt_tokens)
                 place = min(len(DECODE_SHARES) - 1, int(share * len(DECODE_SHARES)))
                 ratios[place].append((step.stage_s[index] - decode_s) / added_s)
         fitted.append(replace(stage, mixed_scales=_scales_of(ratios) or stage.mixed_scales))
@@ -106,19 +108,3 @@ def _scales_of(ratios: Sequence[Sequence[float]]) -> tuple[float, ...] | None:
 def _bounded(scale: float) -> float:
     lowest, highest = _MIXED_SCALE_RANGE
     return min(highest, max(lowest, scale))
-
-
-def _mixed_s(stage: StageConfig, work: MixedWork, *, mixed_scales: tuple[float, ...]) -> float:
-    return mixed_step_s(stage.decode_time, stage.prefill_time, **asdict(work), mixed_scales=mixed_scales)
-
-
-def mixed_predicted_and_measured(
-    stages: Sequence[StageConfig], steps: Iterable[TimedMixedStep]
-) -> list[tuple[float, float]]:
-    """Return (predicted, measured) seconds of each mixed step on each stage."""
-    return [
-        (_mixed_s(stage, step.work, mixed_scales=stage.mixed_scales), measured_s)
-        for step in steps
-        for stage, measured_s in zip(stages, step.stage_s, strict=True)
-        if measured_s > 0
-    ]

@@ -7,13 +7,20 @@ times. Steps with similar work are first reduced to their median, so that a mach
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 from pipemax.control.controller_config import StageConfig
-from pipemax.control.times.estimator import MixedWork, PredictionError, ProfileRow, fit_step_time
+from pipemax.control.times.estimator import (
+    MixedWork,
+    PhaseWork,
+    PredictionError,
+    ProfileRow,
+    Work,
+    fit_step_time,
+)
 from pipemax.domain.plan import Phase
-from pipemax.domain.step_times import StepTimeModel
+from pipemax.domain.step_times import StepTimeModel, mixed_step_s
 
 WAVE_OUTPUT_TOKENS = 8
 """Decode steps of each batch in a wave; the first shrinks as the last prompts join."""
@@ -32,19 +39,7 @@ _USUAL_TOKENS = 512
 class TimedStep:
     """What a step computed, and how long each stage took."""
 
-    phase: Phase
-    size: int
-    """Requests in decode, tokens in prefill."""
-    kv_tokens: int
-    """Σ L_i in decode, (token, attended token) pairs in prefill."""
-    stage_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedMixedStep:
-    """What a step computed that decoded and computed prompt tokens, and how long each stage took."""
-
-    work: MixedWork
+    work: Work
     stage_s: tuple[float, ...]
 
 
@@ -61,7 +56,6 @@ class Profile:
     """What was timed on an engine for a while."""
 
     steps: list[TimedStep]
-    mixed_steps: list[TimedMixedStep]
     copies: list[TimedCopy]
 
 
@@ -190,12 +184,11 @@ def profile_rows(steps: Iterable[TimedStep], phase: Phase, stage: int) -> list[P
     """Return one row for each group of similar steps of a phase on a stage: their median."""
     groups: defaultdict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for step in steps:
-        if step.phase is phase and step.stage_s[stage] > 0:
-            context = max(1.0, step.kv_tokens / step.size)
-            key = (step.size, round(math.log(context, _SAME_CONTEXT)))
-            groups[key].append(
-                ProfileRow(size=step.size, kv_tokens=step.kv_tokens, seconds=step.stage_s[stage])
-            )
+        work, seconds = step.work, step.stage_s[stage]
+        if isinstance(work, PhaseWork) and work.phase is phase and seconds > 0:
+            context = max(1.0, work.kv_tokens / work.size)
+            key = (work.size, round(math.log(context, _SAME_CONTEXT)))
+            groups[key].append(ProfileRow(size=work.size, kv_tokens=work.kv_tokens, seconds=seconds))
     return [
         ProfileRow(
             size=size,
@@ -248,7 +241,7 @@ def round_trip_s(
     The wave has no more batches than there are stages; they take turns, and tokens come out once per step. The list has
     at most one value, and none for a wave without decode steps.
     """
-    decode_s = [sum(step.stage_s) for step in steps if step.phase is Phase.DECODE]
+    decode_s = [sum(step.stage_s) for step in steps if step.work.phase is Phase.DECODE]
     if not (token_gaps_s and decode_s):
         return []
     return [max(0.0, num_batches * median(token_gaps_s) - median(decode_s))]
@@ -257,19 +250,25 @@ def round_trip_s(
 # Judging.
 
 
+def step_s(stage: StageConfig, work: Work) -> float:
+    """Return the seconds that a stage's coefficients predict of a step."""
+    if isinstance(work, MixedWork):
+        return mixed_step_s(
+            stage.decode_time, stage.prefill_time, **asdict(work), mixed_scales=stage.mixed_scales
+        )
+    model = stage.decode_time if work.phase is Phase.DECODE else stage.prefill_time
+    return model.seconds(work.size, work.kv_tokens)
+
+
 def predicted_and_measured(
     stages: Sequence[StageConfig], steps: Iterable[TimedStep], phase: Phase
 ) -> list[tuple[float, float]]:
     """Return (predicted, measured) seconds of each step of a phase on each stage."""
     return [
-        (model.seconds(step.size, step.kv_tokens), measured_s)
+        (step_s(stage, step.work), measured_s)
         for step in steps
-        if step.phase is phase
-        for model, measured_s in zip(
-            [stage.decode_time if phase is Phase.DECODE else stage.prefill_time for stage in stages],
-            step.stage_s,
-            strict=True,
-        )
+        if step.work.phase is phase
+        for stage, measured_s in zip(stages, step.stage_s, strict=True)
         if measured_s > 0
     ]
 

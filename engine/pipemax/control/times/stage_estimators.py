@@ -6,7 +6,6 @@ slowest stage, and the prefetch budget (PipeMax, Equation 7) is the minimum over
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pipemax.control.controller_config import ControllerConfig, StageConfig
 from pipemax.control.times.estimator import (
@@ -15,22 +14,13 @@ from pipemax.control.times.estimator import (
     MixedEstimator,
     MixedWork,
     OnlineEstimator,
+    PhaseWork,
     PredictionError,
+    Work,
 )
-from pipemax.control.times.profiling import Profile, TimedCopy, TimedMixedStep, TimedStep
+from pipemax.control.times.profiling import Profile, TimedCopy, TimedStep
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, StepId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseWork:
-    """What a step computes, as the estimators see it."""
-
-    phase: Phase
-    size: int
-    """Requests in decode, tokens in prefill."""
-    kv_tokens: int
-    """Σ L_i in decode, (token, attended token) pairs in prefill."""
 
 
 class StageEstimators:
@@ -44,7 +34,6 @@ class StageEstimators:
     def __init__(self, config: ControllerConfig) -> None:
         self._block_tokens = config.block_tokens
         self.timed_steps: deque[TimedStep] = deque(maxlen=self.MAX_TIMED)
-        self.timed_mixed_steps: deque[TimedMixedStep] = deque(maxlen=self.MAX_TIMED)
         self.timed_copies: deque[TimedCopy] = deque(maxlen=self.MAX_TIMED)
         self.recalibrate(config.stages)
         self.is_calibrated = False
@@ -52,7 +41,7 @@ class StageEstimators:
         self.last_step_s = 0.0
         """Seconds of the step timed last, on its slowest stage; ``last_predicted_s`` is the prediction for it."""
         self.last_predicted_s = 0.0
-        self._untimed: OrderedDict[StepId, PhaseWork | MixedWork] = OrderedDict()
+        self._untimed: OrderedDict[StepId, Work] = OrderedDict()
         self._budgets: OrderedDict[StepId, int] = OrderedDict()
 
     def recalibrate(self, stages: Sequence[StageConfig]) -> None:
@@ -95,7 +84,7 @@ class StageEstimators:
     def _estimators(self, phase: Phase) -> tuple[OnlineEstimator, ...]:
         return self.decode if phase is Phase.DECODE else self.prefill
 
-    def predict(self, work: PhaseWork | MixedWork) -> tuple[float, ...]:
+    def predict(self, work: Work) -> tuple[float, ...]:
         """Return the predicted seconds on each stage."""
         if isinstance(work, MixedWork):
             return self._by_stage(lambda stage: self._mixed[stage].seconds(work))
@@ -136,7 +125,7 @@ class StageEstimators:
 
     # What was measured.
 
-    def remember(self, step_id: StepId, work: PhaseWork | MixedWork, budget_blocks: int) -> None:
+    def remember(self, step_id: StepId, work: Work, budget_blocks: int) -> None:
         """Keep a planned step's inputs until its times arrive, if they ever do."""
         self._untimed[step_id] = _of_one_kind(work) or work
         self._budgets[step_id] = budget_blocks
@@ -150,9 +139,9 @@ class StageEstimators:
 
     def take_profile(self) -> Profile:
         """Return what was timed since the last call."""
-        profile = Profile([*self.timed_steps], [*self.timed_mixed_steps], [*self.timed_copies])
-        for timed in (self.timed_steps, self.timed_mixed_steps, self.timed_copies):
-            timed.clear()
+        profile = Profile([*self.timed_steps], [*self.timed_copies])
+        self.timed_steps.clear()
+        self.timed_copies.clear()
         return profile
 
     def observe_step(self, event: StepTimed) -> None:
@@ -161,17 +150,13 @@ class StageEstimators:
         if work is None:
             return
         self.last_step_s, self.last_predicted_s = max(event.stage_s), max(self.predict(work))
+        self.timed_steps.append(TimedStep(work=work, stage_s=event.stage_s))
         if isinstance(work, MixedWork):
-            self.timed_mixed_steps.append(TimedMixedStep(work=work, stage_s=event.stage_s))
             for mixed, seconds in zip(self._mixed, event.stage_s, strict=True):
                 mixed.observe(work, seconds)
-            self._group_stages()
-            return
-        self.timed_steps.append(
-            TimedStep(phase=work.phase, size=work.size, kv_tokens=work.kv_tokens, stage_s=event.stage_s)
-        )
-        for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
-            estimator.observe(work.size, work.kv_tokens, seconds)
+        else:
+            for estimator, seconds in zip(self._estimators(work.phase), event.stage_s, strict=True):
+                estimator.observe(work.size, work.kv_tokens, seconds)
         self._group_stages()
 
     def observe_transfer(self, event: TransferTimed) -> None:
@@ -193,7 +178,7 @@ class StageEstimators:
         return tuple(estimator.error() for estimator in self.decode)
 
 
-def _of_one_kind(work: PhaseWork | MixedWork) -> PhaseWork | None:
+def _of_one_kind(work: Work) -> PhaseWork | None:
     """Return the work of a mixed step that only decodes or only computes prompt tokens; None for any other work."""
     if isinstance(work, MixedWork) and not work.prompt_tokens:
         return PhaseWork(phase=Phase.DECODE, size=work.num_decodes, kv_tokens=work.kv_tokens)

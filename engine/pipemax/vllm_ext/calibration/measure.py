@@ -20,13 +20,11 @@ from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import GOOD_SHARE, Calibration
 from pipemax.control.times.mixed_profiling import (
     describe_scales,
-    mixed_predicted_and_measured,
     mixed_rows,
     with_mixed_scales,
 )
 from pipemax.control.times.profiling import (
     WAVE_OUTPUT_TOKENS,
-    TimedMixedStep,
     TimedStep,
     Wave,
     WaveLimits,
@@ -78,7 +76,6 @@ class Measurement:
     calibration: Calibration
     steps: tuple[TimedStep, ...]
     seconds: float
-    mixed_steps: tuple[TimedMixedStep, ...] = ()
 
 
 def measure(
@@ -112,17 +109,17 @@ def _with_mixed_steps(
     begin_s = time.monotonic()
     limits, runner, rng = wave_limits(vllm_config), _WaveRunner(engine, vllm_config), Random(1)
     most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    steps = list[TimedMixedStep]()
+    steps = list[TimedStep]()
     recalibrate(engine, measured.calibration.stages)
     take_profile(engine)
     for number, share in enumerate(DECODE_SHARES, 1):
         mix = mixed_rows(limits, share, most_step_tokens=most_tokens, rng=rng)
         use_batching(engine, Batching.MIXED, mix.step_tokens)
         runner.run_lengths(mix.lengths, until_s=begin_s + time_limit_s * number / len(DECODE_SHARES))
-        steps += take_profile(engine).mixed_steps
+        steps += [step for step in take_profile(engine).steps if step.work.phase is Phase.MIXED]
     use_batching(engine, Batching.SEPARATED)
     stages = with_mixed_scales(measured.calibration.stages, steps)
-    error = prediction_error(mixed_predicted_and_measured(stages, steps))
+    error = prediction_error(predicted_and_measured(stages, steps, Phase.MIXED))
     scales = max((stage.mixed_scales for stage in stages), key=lambda scales: max(scales) / min(scales))
     calibration = replace(
         measured.calibration,
@@ -134,7 +131,7 @@ def _with_mixed_steps(
     return replace(
         measured,
         calibration=calibration,
-        mixed_steps=tuple(steps),
+        steps=(*measured.steps, *steps),
         seconds=measured.seconds + time.monotonic() - begin_s,
     )
 

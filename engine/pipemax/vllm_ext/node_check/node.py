@@ -8,7 +8,6 @@ from pathlib import Path
 from pipemax.config import EngineConfig
 from pipemax.control.times.calibration import Calibration
 from pipemax.control.times.estimator import PredictionError
-from pipemax.control.times.mixed_profiling import mixed_predicted_and_measured
 from pipemax.control.times.profiling import predicted_and_measured, prediction_error
 from pipemax.domain.plan import Phase
 from pipemax.vllm_ext.calibration.measure import measure, run_other
@@ -83,8 +82,8 @@ def _calibrate(
         for name, steps in (("fitted", measured.steps), ("other", other))
         for phase in (Phase.PREFILL, Phase.DECODE)
     }
-    if measured.mixed_steps:
-        errors["fitted mixed"] = prediction_error(mixed_predicted_and_measured(stages, measured.mixed_steps))
+    if mixed := predicted_and_measured(stages, measured.steps, Phase.MIXED):
+        errors["fitted mixed"] = prediction_error(mixed)
     return measured.calibration, errors
 
 

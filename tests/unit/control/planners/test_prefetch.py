@@ -10,7 +10,8 @@ from pipemax.control.controller_config import ControllerConfig
 from pipemax.control.planners.prefetch import PrefetchPlanner, SteadyDetector
 from pipemax.control.state.batches import Rotation
 from pipemax.control.state.table import RequestTable
-from pipemax.control.times.stage_estimators import PhaseWork, StageEstimators
+from pipemax.control.times.estimator import PhaseWork
+from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import Phase, PrefetchMode, StepId
 from tests.unit.control.fake_engine import FakeEngine, Faults, small_config, spec, stage

@@ -13,11 +13,11 @@ from pipemax.control.times.calibration import Calibration, load_calibration, sav
 from pipemax.control.times.estimator import MixedWork
 from pipemax.control.times.mixed_profiling import (
     MixedRows,
-    mixed_predicted_and_measured,
     mixed_rows,
     with_mixed_scales,
 )
-from pipemax.control.times.profiling import TimedMixedStep, WaveLimits, prediction_error
+from pipemax.control.times.profiling import TimedStep, WaveLimits, predicted_and_measured, prediction_error
+from pipemax.domain.plan import Phase
 from pipemax.domain.step_times import DECODE_SHARES, StepTimeModel, mixed_scale, mixed_step_s
 
 STAGE = StageConfig(
@@ -30,7 +30,7 @@ STAGE = StageConfig(
 
 def timed(
     *scales: float, count: int = 40, noise: float = 0.0, shares: Sequence[float] = (0.1,)
-) -> list[TimedMixedStep]:
+) -> list[TimedStep]:
     """Steps in which prompt tokens cost ``scales`` times what a prefill step says, on the second of two stages."""
     rng = random.Random(0)
     steps = []
@@ -46,9 +46,7 @@ def timed(
             mixed_step_s(STAGE.decode_time, STAGE.prefill_time, **asdict(work), mixed_scales=each)
             for each in ((1.0,), scales)
         ]
-        steps.append(
-            TimedMixedStep(work=work, stage_s=tuple(one * (1 + rng.gauss(0, noise)) for one in seconds))
-        )
+        steps.append(TimedStep(work=work, stage_s=tuple(one * (1 + rng.gauss(0, noise)) for one in seconds)))
     return steps
 
 
@@ -57,15 +55,15 @@ def test_the_factor_of_mixed_steps_is_found_for_each_stage(scale: float) -> None
     stages = with_mixed_scales([STAGE, STAGE], timed(scale))
     assert stages[0].mixed_scales == (pytest.approx(1.0),)
     assert stages[1].mixed_scales == (pytest.approx(scale),)
-    assert prediction_error(mixed_predicted_and_measured(stages, timed(scale))).worst < 1e-9
+    assert prediction_error(predicted_and_measured(stages, timed(scale), Phase.MIXED)).worst < 1e-9
 
 
 def test_noise_moves_the_factor_little_and_a_wrong_one_predicts_worse() -> None:
     steps = timed(1.5, noise=0.05)
     fitted = with_mixed_scales([STAGE, STAGE], steps)
     assert fitted[1].mixed_scales == (pytest.approx(1.5, rel=0.1),)
-    before = prediction_error(mixed_predicted_and_measured([STAGE, STAGE], steps)).mean
-    assert prediction_error(mixed_predicted_and_measured(fitted, steps)).mean < before / 1.5
+    before = prediction_error(predicted_and_measured([STAGE, STAGE], steps, Phase.MIXED)).mean
+    assert prediction_error(predicted_and_measured(fitted, steps, Phase.MIXED)).mean < before / 1.5
 
 
 def test_scales_that_differ_by_the_share_of_decodes_are_kept_apart() -> None:
@@ -74,7 +72,7 @@ def test_scales_that_differ_by_the_share_of_decodes_are_kept_apart() -> None:
     fitted = with_mixed_scales([STAGE, STAGE], steps)
     assert fitted[0].mixed_scales == (pytest.approx(1.0),), "alike, so one is kept"
     assert fitted[1].mixed_scales == pytest.approx(scales, rel=0.02)
-    assert prediction_error(mixed_predicted_and_measured(fitted, steps)).within_5_percent > 0.95
+    assert prediction_error(predicted_and_measured(fitted, steps, Phase.MIXED)).within_5_percent > 0.95
 
 
 def test_a_share_that_was_not_measured_has_the_scale_of_its_neighbour() -> None:

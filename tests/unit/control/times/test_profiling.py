@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from pipemax.control.times.estimator import ProfileRow
+from pipemax.control.times.estimator import PhaseWork, ProfileRow
 from pipemax.control.times.profiling import (
     TimedCopy,
     TimedStep,
@@ -30,14 +30,14 @@ LIMITS = WaveLimits(
 def decode_step(size: int, kv_tokens: int, noise: float = 1.0) -> TimedStep:
     """A stage of 1 ms, 0.1 ms a request and 1 µs a token, and one twice as slow."""
     seconds = (1e-3 + 1e-4 * size + 1e-6 * kv_tokens) * noise
-    return TimedStep(phase=Phase.DECODE, size=size, kv_tokens=kv_tokens, stage_s=(seconds, 2 * seconds))
+    work = PhaseWork(phase=Phase.DECODE, size=size, kv_tokens=kv_tokens)
+    return TimedStep(work=work, stage_s=(seconds, 2 * seconds))
 
 
 def prefill_step(size: int) -> TimedStep:
     seconds = 1e-3 + 1e-5 * size
-    return TimedStep(
-        phase=Phase.PREFILL, size=size, kv_tokens=size * size // 2, stage_s=(seconds, 2 * seconds)
-    )
+    work = PhaseWork(phase=Phase.PREFILL, size=size, kv_tokens=size * size // 2)
+    return TimedStep(work=work, stage_s=(seconds, 2 * seconds))
 
 
 def test_waves_reach_the_corners_first_and_fit_the_gpu_but_for_one() -> None:

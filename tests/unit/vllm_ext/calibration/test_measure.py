@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipemax.config import EngineConfig
+from pipemax.control.times.estimator import PhaseWork
 from pipemax.control.times.profiling import Profile, TimedStep
 from pipemax.domain.plan import Batching, Phase
 from pipemax.vllm_ext import core_calls
@@ -51,7 +52,7 @@ def vllm_config() -> Any:
 def test_an_engine_that_is_too_slow_is_given_up_in_time(
     vllm_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "take_profile", lambda engine: Profile([], [], []))
+    monkeypatch.setattr(measuring, "take_profile", lambda engine: Profile([], []))
     engine: Any = SlowEngine()
     config = EngineConfig(model=str(MODEL), policy="pipemax")
     with pytest.raises(ValueError, match="nothing was measured"):
@@ -73,10 +74,10 @@ def test_a_calibration_goes_on_while_it_misses_its_own_steps(
             off = [1e-2 * (1 + rng.choice((-1, 1)) * spread) for _ in range(4)]
             phases = (Phase.DECODE, Phase.DECODE, Phase.PREFILL, Phase.PREFILL)
             steps = [
-                TimedStep(phase=phase, size=8, kv_tokens=80, stage_s=(seconds,))
+                TimedStep(work=PhaseWork(phase=phase, size=8, kv_tokens=80), stage_s=(seconds,))
                 for phase, seconds in zip(phases, off, strict=True)
             ]
-            return Profile(steps, [], [])
+            return Profile(steps, [])
 
         monkeypatch.setattr(measuring, "take_profile", profile)
         return measuring.measure(engine, vllm_config, config, time_limit_s=600.0)
@@ -103,7 +104,7 @@ def test_an_engine_with_mixed_batching_separates_while_it_is_measured(
     monkeypatch.setattr(
         core_calls, "use_batching", lambda engine, batching, tokens=None: told.append(batching)
     )
-    monkeypatch.setattr(measuring, "take_profile", lambda engine: Profile([], [], []))
+    monkeypatch.setattr(measuring, "take_profile", lambda engine: Profile([], []))
     config = EngineConfig(model=str(MODEL), policy="pipemax", batching="mixed")
     engine: Any = SlowEngine()
     with pytest.raises(ValueError, match="nothing was measured"):
