@@ -4,7 +4,8 @@ Each call is checked when it is made (``launch_checks``), on the thread that mak
 device's seam, which can be launched anywhere later. ``tests/gpu/kernel_reference.py`` computes the same in torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -59,37 +60,42 @@ class KvKernels:
         return OffloadTokens(kernel, geometry, gpu_rows, host_rows, layout, tokens)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class OffloadTokens:
     """One checked launch; implements ``KernelCall``."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        geometry: Geometry,
-        gpu_rows: torch.Tensor,
-        host_rows: torch.Tensor,
-        layout: BlockLayout,
-        tokens: TokenTable,
-    ) -> None:
-        self._kernel = kernel
-        self._geometry = geometry
-        self._gpu_rows = gpu_rows
-        self._host_rows = host_rows
-        self._layout = layout
-        self._tokens = tokens
+    kernel: Kernel
+    geometry: Geometry
+    gpu_rows: torch.Tensor
+    host_rows: torch.Tensor
+    layout: BlockLayout
+    tokens: TokenTable
 
     def launch(self, stream: int) -> None:
-        device = self._gpu_rows.device
-        _launch(self._kernel, self._geometry, stream, device, self._tokens, self.arguments)
+        """Upload the table and run the kernel behind it, both on ``stream``. Does nothing for an empty table.
+
+        torch keeps the table's pinned and device memory until the stream no longer needs them.
+        """
+        if len(self.tokens) == 0:
+            return
+        device = self.gpu_rows.device
+        with torch.cuda.stream(torch.cuda.get_stream_from_external(stream, device)):
+            on_device = torch.from_numpy(self.tokens).pin_memory().to(device, non_blocking=True)
+            launch(
+                Stream.from_handle(stream),
+                LaunchConfig(grid=self.geometry.num_groups, block=self.geometry.num_threads),
+                self.kernel,
+                *self.arguments(on_device.data_ptr()),
+            )
 
     def arguments(self, table_address: int) -> list[Argument]:
         """Return the arguments as ``kv_copy.cu`` declares them, with the token table's address on the device."""
-        layout = self._layout
+        layout = self.layout
         return [
-            self._gpu_rows.data_ptr(),
-            self._host_rows.data_ptr(),
+            self.gpu_rows.data_ptr(),
+            self.host_rows.data_ptr(),
             table_address,
-            np.int32(len(self._tokens)),
+            np.int32(len(self.tokens)),
             np.int64(layout.block_bytes),
             np.int64(layout.layer_stride_bytes),
             np.int32(layout.num_layers),
@@ -99,10 +105,10 @@ class OffloadTokens:
         ]
 
     def reads(self) -> Sequence[Span]:
-        return token_spans(Pool.GPU, self._layout, self._tokens[:, 0], self._tokens[:, 1])
+        return token_spans(Pool.GPU, self.layout, self.tokens[:, 0], self.tokens[:, 1])
 
     def writes(self) -> Sequence[Span]:
-        return token_spans(Pool.HOST, self._layout, self._tokens[:, 2], self._tokens[:, 1])
+        return token_spans(Pool.HOST, self.layout, self.tokens[:, 2], self.tokens[:, 1])
 
 
 def token_spans(pool: Pool, layout: BlockLayout, blocks: np.ndarray, slots: np.ndarray) -> list[Span]:
@@ -120,27 +126,3 @@ def token_spans(pool: Pool, layout: BlockLayout, blocks: np.ndarray, slots: np.n
         for layer in range(layout.num_layers)
         for head in range(layout.num_kv_heads)
     ]
-
-
-def _launch(
-    kernel: Kernel,
-    geometry: Geometry,
-    stream: int,
-    device: torch.device,
-    table: TokenTable,
-    arguments: Callable[[int], list[Argument]],
-) -> None:
-    """Upload the table and run the kernel behind it, both on ``stream``. Does nothing for an empty table.
-
-    torch keeps the table's pinned and device memory until the stream no longer needs them.
-    """
-    if len(table) == 0:
-        return
-    with torch.cuda.stream(torch.cuda.get_stream_from_external(stream, device)):
-        on_device = torch.from_numpy(table).pin_memory().to(device, non_blocking=True)
-        launch(
-            Stream.from_handle(stream),
-            LaunchConfig(grid=geometry.num_groups, block=geometry.num_threads),
-            kernel,
-            *arguments(on_device.data_ptr()),
-        )
