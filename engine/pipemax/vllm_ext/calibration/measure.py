@@ -65,6 +65,8 @@ _MIXED_TIME = 1 / 3
 """Of the limit, for mixed steps."""
 _MOST_LIMITS = 3
 """A calibration goes on while it is a guess, for at most so many times the limit."""
+_OTHER_REQUESTS = 48
+"""Whose steps judge a calibration that was not fitted to them."""
 _LEAST_TOKEN_ID, _MOST_TOKEN_ID = 10, 30_000
 """Special tokens usually have the lowest ids; what a token means does not matter here."""
 
@@ -75,7 +77,6 @@ class Measurement:
 
     calibration: Calibration
     steps: tuple[TimedStep, ...]
-    seconds: float
 
 
 def measure(
@@ -128,12 +129,7 @@ def _with_mixed_steps(
         f"{describe_scales(scales)} times what they cost alone",
         stages=stages,
     )
-    return replace(
-        measured,
-        calibration=calibration,
-        steps=(*measured.steps, *steps),
-        seconds=measured.seconds + time.monotonic() - begin_s,
-    )
+    return Measurement(calibration=calibration, steps=(*measured.steps, *steps))
 
 
 def _measure(
@@ -171,7 +167,7 @@ def _measure(
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         within_5_percent=round(error.within_5_percent, 4),
     )
-    return Measurement(calibration=calibration, steps=tuple(waves.steps), seconds=seconds)
+    return Measurement(calibration=calibration, steps=tuple(waves.steps))
 
 
 class _TimedWaves:
@@ -265,13 +261,11 @@ def _calibrate_now(engine: LLMEngine, vllm_config: VllmConfig, config: EngineCon
     return calibration
 
 
-def run_other(
-    engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig, *, num_requests: int, seed: int
-) -> list[TimedStep]:
+def run_other(engine: LLMEngine, vllm_config: VllmConfig, config: EngineConfig) -> list[TimedStep]:
     """Run requests of many lengths at once, with batching separated. Return their steps, which were not fitted."""
-    limits, rng = wave_limits(vllm_config), Random(seed)
-    longest = min(limits.max_model_len // 2, 512)
-    lengths = [(rng.randint(8, longest), rng.randint(8, min(64, longest))) for _ in range(num_requests)]
+    rng = Random(1)
+    longest = min(vllm_config.model_config.max_model_len // 2, 512)
+    lengths = [(rng.randint(8, longest), rng.randint(8, min(64, longest))) for _ in range(_OTHER_REQUESTS)]
     with separated(engine, config):
         take_profile(engine)
         _WaveRunner(engine, vllm_config).run_lengths(lengths)

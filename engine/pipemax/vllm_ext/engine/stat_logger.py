@@ -59,9 +59,8 @@ class StatLogger(StatLoggerBase):
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        if (
-            scheduler_stats is None or self._ledger.admission is None
-        ):  # what it runs to measure itself is its start
+        admission = self._ledger.admission
+        if scheduler_stats is None or admission is None:  # what it runs to measure itself is its start
             return
         prompt_tokens = output_tokens = 0
         if iteration_stats is not None:
@@ -82,7 +81,11 @@ class StatLogger(StatLoggerBase):
             decoding = self._decode_part(waiting + int(counts["parked_requests"]))
             by_tokens = self._vllm_shares(prompt_tokens, output_tokens, decoding)
             shares = self._pipemax_shares(counts, step_s, decoding, by_tokens)
-            self._report_demand(counts)
+            admission.report(
+                demand_tokens=counts["admission_demand_tokens"],
+                mean_tokens=counts["kv_tokens_per_request"],
+                num_known=int(counts["known_requests"]),
+            )
         else:
             shares = self._vllm_shares(prompt_tokens, output_tokens, self._decode_part(waiting))
         self._ledger.time.charge(self._clock(), shares, output_tokens=output_tokens)
@@ -130,14 +133,6 @@ class StatLogger(StatLoggerBase):
     def _decode_part(self, waiting: int) -> TimePart:
         is_draining = waiting == 0 and not self._ledger.input_open
         return TimePart.DRAIN if is_draining else TimePart.DECODE
-
-    def _report_demand(self, counts: dict[str, float]) -> None:
-        if self._ledger.admission is not None:
-            self._ledger.admission.report(
-                demand_tokens=counts["admission_demand_tokens"],
-                mean_tokens=counts["kv_tokens_per_request"],
-                num_known=int(counts["known_requests"]),
-            )
 
     def log_engine_initialized(self) -> None:
         pass

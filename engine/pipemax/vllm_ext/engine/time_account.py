@@ -63,13 +63,11 @@ class TimeAccount:
         with self._lock:
             return max(0.0, now_s - self._charged_until_s)
 
-    def seconds(self) -> dict[TimePart, float]:
-        """Return the seconds of each part; they add up to the time from the start to the last charge."""
-        with self._lock:
-            return dict(self._seconds)
-
     def figures(self) -> dict[str, float]:
-        """Return the account by the names of an engine's figures, all as of the last charge."""
+        """Return the account by the names of an engine's figures, all as of the last charge.
+
+        The seconds of the parts add up to the time from the start to the last charge.
+        """
         with self._lock:
             figures = {f"time_{part}_s": seconds for part, seconds in self._seconds.items()}
             return figures | {"drain_at_full_rate_s": self._drain_at_full_rate_s}

@@ -273,7 +273,9 @@ class VllmEngine:
                     continue
                 with self._steps.step():
                     outputs = self._engine.step()
-                self._take([output for output in outputs if output.finished])
+                ended = [(output.request_id, self._outcome(output)) for output in outputs if output.finished]
+                if ended:
+                    self._take(ended)
         except Exception as error:  # whatever ends this thread must reach the caller of poll
             cause = self._vllm.cause_of(error)
             died = EngineDiedError(f"the engine died: {cause}", is_machine_fault=is_gpu_fault(cause))
@@ -303,7 +305,7 @@ class VllmEngine:
             refusal = RequestError(
                 code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
             )
-            self._take_outcomes([(ask.ask_id, Reply(error=refusal))])
+            self._take([(ask.ask_id, Reply(error=refusal))])
         else:
             self._admission.send(ask.ask_id)
 
@@ -331,12 +333,7 @@ class VllmEngine:
         if self._hears_of_input:
             set_input_open(self._engine, is_open)
 
-    def _take(self, outputs: Sequence[RequestOutput | PoolingRequestOutput]) -> None:
-        if not outputs:
-            return
-        self._take_outcomes([(output.request_id, self._outcome(output)) for output in outputs])
-
-    def _take_outcomes(self, outcomes: Sequence[tuple[str, Reply]]) -> None:
+    def _take(self, outcomes: Sequence[tuple[str, Reply]]) -> None:
         """Send the next asks of these asks' rows, and hand out the rows that have ended."""
         self._admission.learn(len(outcome.token_ids) for _, outcome in outcomes if outcome.error is None)
         self._admission.end(ask_id for ask_id, _ in outcomes)

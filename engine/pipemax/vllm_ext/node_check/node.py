@@ -28,9 +28,6 @@ from pipemax.vllm_ext.node_check.trial_config import TrialConfigs, trial_configs
 from pipemax.vllm_ext.node_check.trial_process import compare_in_process, inconclusive
 from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
 
-_OTHER_REQUESTS = 48
-"""Whose steps judge a calibration that was not fitted to them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
@@ -76,15 +73,13 @@ def _calibrate(
     measured = measure(engine, vllm_config, config, time_limit_s=time_limit_s)
     stages = measured.calibration.stages
     recalibrate(engine, stages)
-    other = run_other(engine, vllm_config, config, num_requests=_OTHER_REQUESTS, seed=1)
-    errors = {
-        f"{name} {phase}": prediction_error(predicted_and_measured(stages, steps, phase))
-        for name, steps in (("fitted", measured.steps), ("other", other))
-        for phase in (Phase.PREFILL, Phase.DECODE)
+    kinds = {"fitted": measured.steps, "other": run_other(engine, vllm_config, config)}
+    return measured.calibration, {
+        f"{name} {phase}": prediction_error(pairs)
+        for name, steps in kinds.items()
+        for phase in Phase
+        if (pairs := predicted_and_measured(stages, steps, phase))
     }
-    if mixed := predicted_and_measured(stages, measured.steps, Phase.MIXED):
-        errors["fitted mixed"] = prediction_error(mixed)
-    return measured.calibration, errors
 
 
 def check_tokens(

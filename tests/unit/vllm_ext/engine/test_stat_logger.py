@@ -43,7 +43,8 @@ class Bench:
         return metrics["time_drain_s"], metrics["drain_at_full_rate_s"]
 
     def parts(self) -> dict[str, float]:
-        return {part: seconds for part, seconds in self.ledger.time.seconds().items() if seconds}
+        figures = self.ledger.time.figures()
+        return {part: seconds for part in TimePart if (seconds := figures[f"time_{part}_s"])}
 
 
 def test_steps_of_stock_vllm_go_to_the_phases_by_their_tokens() -> None:
