@@ -14,7 +14,7 @@ the copies of the steps before them (``pipemax.transfer.orchestrator``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 from pipemax.domain.units import HostBlockId, ceil_div
@@ -34,11 +34,17 @@ class Replicated(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Table:
+class Table:
+    """One request's replica."""
+
     blocks: list[HostBlockId] = field(default_factory=list)
     num_tokens: int = 0
     saved_tokens: int = 0
     """The sequence's tokens when its partly filled last block was saved, if it was."""
+    groups: list[list[HostBlockId]] = field(default_factory=list)
+    """Where there are several groups, the blocks of each from its first kept one on; ``blocks`` is the first."""
+    num_skipped: int = 0
+    """Blocks before those of the windows."""
 
 
 class HostBlocks:
@@ -52,7 +58,7 @@ class HostBlocks:
         self._num_references: dict[HostBlockId, int] = {}
         self._by_hash: dict[bytes, HostBlockId] = {}
         self._hashes: dict[HostBlockId, bytes] = {}
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, Table] = {}
 
     @property
     def num_free(self) -> int:
@@ -81,7 +87,7 @@ class HostBlocks:
         size = self._block_tokens
         table = self._tables.get(request_id)
         if table is None:
-            table = self._tables[request_id] = _Table()
+            table = self._tables[request_id] = Table()
         stores: list[Replicated] = []
         for index in range(table.num_tokens // size, num_tokens // size):
             content = block_hashes[index] if index < len(block_hashes) else None
@@ -114,18 +120,14 @@ class HostBlocks:
         if table is None:
             return None
         first_slot, num_slots = table.num_tokens % self._block_tokens, num_tokens - table.num_tokens
-        if not self._stays_in_block(first_slot, num_slots):
+        if not 0 < first_slot < self._block_tokens - num_slots:  # it begins a block, or fills its last one
             return None
         table.num_tokens = num_tokens
         if self.stores_tokens:
             table.saved_tokens = num_tokens
         return table.blocks[-1], first_slot, num_slots
 
-    def _stays_in_block(self, first_slot: int, num_slots: int) -> bool:
-        """Return whether a partly filled block stays so with these new slots."""
-        return 0 < first_slot < self._block_tokens - num_slots
-
-    def _part(self, table: _Table, index: int, num_tokens: int) -> Replicated:
+    def _part(self, table: Table, index: int, num_tokens: int) -> Replicated:
         """Return what the host lacks of one block of a sequence that grows to ``num_tokens``."""
         return Replicated(index, table.blocks[index], *self._slots(table.num_tokens, num_tokens, index))
 
@@ -141,14 +143,14 @@ class HostBlocks:
         if table.num_tokens % self._block_tokens == 0 or table.saved_tokens == table.num_tokens:
             return ()
         table.saved_tokens = table.num_tokens
-        return (Replicated(len(table.blocks) - 1, table.blocks[-1], 0, self._block_tokens),)
+        index, size = table.num_tokens // self._block_tokens, self._block_tokens
+        groups = table.groups or [table.blocks]
+        return tuple(Replicated(index, blocks[-1], 0, size, group) for group, blocks in enumerate(groups))
 
     def release(self, request_id: str) -> None:
         """Release the blocks of a request that is gone; an unknown one is ignored."""
-        table = self._tables.pop(request_id, None)
-        if table is None:
-            return
-        for block in table.blocks:
+        table = self._tables.pop(request_id, Table())
+        for block in chain.from_iterable(table.groups or [table.blocks]):
             self._drop(block)
 
     def _drop(self, block: HostBlockId) -> None:

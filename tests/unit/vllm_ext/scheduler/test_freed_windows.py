@@ -72,7 +72,7 @@ def test_requests_hold_only_the_blocks_of_their_windows() -> None:
         for name in output.num_scheduled_tokens:
             _, windowed = core.scheduler.kv_cache_manager.get_block_ids(name)
             most["GPU"] = max(most["GPU"], sum(block > 0 for block in windowed))
-            most["host"] = max(most["host"], len(core.scheduler._host._group_tables[name].blocks[1]))
+            most["host"] = max(most["host"], len(core.scheduler._host._tables[name].groups[1]))
         return output
 
     core.scheduler.schedule = watched  # type: ignore[method-assign]
