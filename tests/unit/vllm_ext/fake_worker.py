@@ -377,7 +377,7 @@ class FakeCore:
 
     def _check_empty(self) -> None:
         scheduler = self.scheduler
-        assert scheduler.host_kv_usage == 0, "host blocks leak"
+        assert scheduler._host.num_free == scheduler._host.num_blocks, "host blocks leak"
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 

@@ -130,26 +130,19 @@ class PipeMaxScheduler(PlannedScheduler):
     def use_batching(self, batching: str, mixed_step_tokens: int | None = None) -> None:
         """See ``core_calls.use_batching``. Also starts all counts again."""
         self._settle()
-        if mixed_step_tokens is not None:
-            self._check_mixed_step(mixed_step_tokens)
+        most_tokens = self.scheduler_config.max_num_batched_tokens
+        if mixed_step_tokens is not None and mixed_step_tokens > most_tokens:
+            raise ValueError(
+                f"mixed steps of {mixed_step_tokens} tokens, more than the {most_tokens} of any step"
+            )
         self._controller.use_batching(Batching(batching), mixed_step_tokens)
         self._counters, self._num_added = Counters(), 0
-
-    def _check_mixed_step(self, num_tokens: int) -> None:
-        most_tokens = self.scheduler_config.max_num_batched_tokens
-        if num_tokens > most_tokens:
-            raise ValueError(f"mixed steps of {num_tokens} tokens, more than the {most_tokens} of any step")
 
     def _settle(self) -> None:
         """Tell the controller what has happened since the last step."""
         self._report_ended()
         self._controller.apply(self._events)
         self._events.clear()
-
-    @property
-    def host_kv_usage(self) -> float:
-        """The share of the host pool's blocks that hold KV of requests."""
-        return 1 - self._host.num_free / self._host.num_blocks
 
     def copy_counts(self) -> dict[str, float]:
         """See ``core_calls.copy_counts``."""
