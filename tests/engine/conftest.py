@@ -12,6 +12,7 @@ from pipemax.api import OfflineEngine
 from pipemax.config import EngineConfig
 from pipemax_spark.executor.engine_environment import ENGINE_PYTHONPATH_VARIABLE
 from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
+from tests.fakes.fixtures import gpus  # noqa: F401
 from tests.serve.support import FakeJvm
 from tests.waiting import wait_until
 

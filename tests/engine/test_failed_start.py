@@ -1,6 +1,5 @@
 """An engine that fails in one of vLLM's other processes says why in its error."""
 
-import contextlib
 import os
 import re
 import subprocess
@@ -49,15 +48,9 @@ def test_too_little_kv_memory_is_told_to_the_job_with_vllm_s_figures_and_the_set
 
 
 def test_an_exception_is_told_where_vllm_loads_no_plugin_of_ours() -> None:
-    cause = cause_without_plugin("raises")
-    assert "could not be loaded: IndexError: pop from an empty deque (" in cause
-    assert "raising_worker.py" in cause
-
-
-def cause_without_plugin(what_the_engine_does: str) -> str:
-    """Return the cause that is told where the package is on PYTHONPATH only."""
+    """Where the package is on PYTHONPATH only."""
     told = subprocess.run(
-        [sys.executable, "-m", "tests.engine.engine_without_plugin", what_the_engine_does],
+        [sys.executable, "-m", "tests.engine.engine_without_plugin"],
         cwd=REPOSITORY,
         env=os.environ | {"VLLM_PLUGINS": ""},
         stdout=subprocess.PIPE,
@@ -65,7 +58,8 @@ def cause_without_plugin(what_the_engine_does: str) -> str:
         check=True,
     ).stdout
     [cause] = re.findall("^cause: (.*)", told, re.MULTILINE)
-    return str(cause)
+    assert "could not be loaded: IndexError: pop from an empty deque (" in cause
+    assert "raising_worker.py" in cause
 
 
 @pytest.mark.long  # as with too little memory, the error of another process is told
@@ -79,22 +73,3 @@ def test_a_worker_that_is_killed_while_it_loads_is_named_with_its_signal(
     error = str(raised.value)
     assert "could not be loaded: vLLM's process VllmWorker-1 was killed by SIGKILL" in error
     assert "when memory runs out: lower host_kv_gib" in error
-
-
-def workers() -> set[int]:
-    """The processes that hold a stage of an engine of this process."""
-    return {pid for pid in descendants_of(os.getpid()) if title_of(pid).startswith("VLLM::Worker")}
-
-
-def descendants_of(pid: int) -> list[int]:
-    children = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended
-            children += [int(child) for child in task.read_text().split()]
-    return children + [below for child in children for below in descendants_of(child)]
-
-
-def title_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    return ""

@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,19 +20,6 @@ ENGINE = {
     "cpu_kv_gib": 0.25,
     "max_num_seqs": 8,
 }
-
-
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A GPU that ``nvidia-smi`` lists and that nobody else knows; the engine itself runs on the CPU."""
-    name = f"GPU-{uuid.uuid4()}"
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\necho '0, {name}'\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    yield name
-    for file in Path(f"/tmp/pipemax-{os.getuid()}/gpus").glob(f"{name}.*"):
-        file.unlink()
 
 
 def engine_processes(server: ProcessIdentity) -> set[ProcessIdentity]:
@@ -59,7 +44,7 @@ def holds(process: ProcessIdentity, gpu: str) -> bool:
 
 @pytest.mark.long  # tests/serve/test_gpu_locks.py shows it with a fake
 def test_the_engine_s_process_holds_the_gpus_and_ends_with_a_killed_server(
-    jvm: FakeJvm, gpu: str, tmp_path: Path
+    jvm: FakeJvm, gpus: list[str], tmp_path: Path
 ) -> None:
     opts = EngineOptions(
         engine=ENGINE,
@@ -71,7 +56,7 @@ def test_the_engine_s_process_holds_the_gpus_and_ends_with_a_killed_server(
     run_prompts(["one"], opts)
     server = server_of(opts)
     processes = engine_processes(server)
-    holders = {process for process in processes if holds(process, gpu)}
+    holders = {process for process in processes if holds(process, gpus[0])}
     assert holders, "no process of the engine holds the GPU"
     os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: not any(p.is_running() for p in processes), 20.0, "the engine's processes end")

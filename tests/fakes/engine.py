@@ -43,9 +43,9 @@ from pipemax.node.gpu_faults import is_gpu_fault
 from pipemax.wire import ErrorCode
 from tests.fakes.answers import answered
 from tests.fakes.engine_child import start_child
+from tests.fakes.idle_engine import IdleEngine
 from tests.fakes.pooled import pooled
 from tests.fakes.settings import GPU_FAULT, KERNEL_ASSERTION, FakeOptions
-from tests.fakes.step_limits import FakeLimits
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def count_tokens(text: str) -> int:
     return len(text.split())
 
 
-class FakeEngine(FakeLimits):
+class FakeEngine(IdleEngine):
     """See the module."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -141,9 +141,6 @@ class FakeEngine(FakeLimits):
             # What is left of a row in the heap would keep the engine busy: an aborted row frees its time.
             self._queue = [entry for entry in self._queue if entry[2] not in known]
             heapq.heapify(self._queue)
-
-    def set_input_open(self, is_open: bool) -> None:
-        pass
 
     def admission_credit_tokens(self) -> int:
         if self._options.room_rows is not None:

@@ -8,7 +8,9 @@ executor; a server ends with its executor, or 5 s after its last daemon.
 """
 
 import itertools
-from collections.abc import Callable
+import os
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,20 @@ def fake_engine_python(tmp_path: Path) -> Callable[..., str]:
         return write_engine_python(tmp_path / f"engine-python-{next(numbers)}", *server_flags)
 
     return make
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Three GPUs that no other test knows, as an ``nvidia-smi`` on the PATH lists them."""
+    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    lines = "\n".join(f"{index}, {name}" for index, name in enumerate(uuids))
+    smi.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield uuids
+    for file in Path(f"/tmp/pipemax-{os.getuid()}/gpus").glob("*"):
+        if file.stem in uuids:
+            file.unlink()

@@ -23,7 +23,7 @@ from pipemax.domain.events import InputEnded, InputOpened, RequestAborted
 from pipemax.domain.plan import Phase, PhaseReason, StepPlan
 from pipemax.domain.units import RequestId
 from pipemax.vllm_ext.engine.admission import AdmissionBook
-from tests.fakes.step_limits import FakeLimits
+from tests.fakes.idle_engine import IdleEngine
 from tests.unit.control.fake_engine import STEP_S, FakeEngine, small_config, spec
 
 _SPEED = 4
@@ -100,7 +100,7 @@ def refills(metrics: Mapping[str, float]) -> list[float]:
     return [after - before for before, after in pairwise(started)][1:-1]
 
 
-class VirtualEngine(FakeLimits):
+class VirtualEngine(IdleEngine):
     """See the module."""
 
     def __init__(self, config: EngineConfig) -> None:

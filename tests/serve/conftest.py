@@ -1,15 +1,12 @@
 """Each test has an executor of its own; the run fails if a server outlives one."""
 
-import os
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.fakes.engine_python import write_engine_python
-from tests.fakes.fixtures import fake_engine_python  # noqa: F401
+from tests.fakes.fixtures import fake_engine_python, gpus  # noqa: F401
 from tests.serve.support import FakeJvm
 from tests.waiting import wait_until
 
@@ -34,23 +31,6 @@ def jvm(
     monkeypatch.setenv(EXECUTOR_VARIABLE, str(fake.pid))
     yield fake
     fake.kill()
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Three GPUs that no other test knows, as an ``nvidia-smi`` on the PATH lists them."""
-    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(3)]
-    smi = tmp_path / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    lines = "\n".join(f"{index}, {name}" for index, name in enumerate(uuids))
-    smi.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    yield uuids
-    for file in Path(f"/tmp/pipemax-{os.getuid()}/gpus").glob("*"):
-        if file.stem in uuids:
-            file.unlink()
 
 
 @pytest.fixture(scope="session")

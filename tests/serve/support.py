@@ -3,8 +3,9 @@
 import contextlib
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
@@ -20,6 +21,8 @@ from pipemax_spark.executor.client import EngineOptions, complete
 from pipemax_spark.executor.server_process import ServerFiles, connect, find_executor, server_files
 from tests.fakes.settings import expected_text, fake_config
 
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 SILENCE_S = 4.0
 """A short silence timeout that busy cores do not reach: a server says something every second."""
 
@@ -63,6 +66,12 @@ def run_prompts(
     rows = sorted((row for batch in batches for row in batch.to_pylist()), key=lambda row: row["row_id"])
     assert [row["row_id"] for row in rows] == list(range(len(prompts)))
     return rows
+
+
+def at_once(work: Callable[[_Argument], _Result], arguments: Sequence[_Argument]) -> list[_Result]:
+    """What the work makes of each argument, each on a thread of its own at the same time."""
+    with ThreadPoolExecutor(len(arguments)) as threads:
+        return list(threads.map(work, arguments))
 
 
 def assert_exactly_once(batches: Sequence[pa.RecordBatch], rows: int) -> None:

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipemax.wire import ErrorCode
@@ -15,6 +13,7 @@ from pipemax_spark.executor.client import EngineOptions, complete
 from tests.fakes.settings import expected_text
 from tests.serve.support import (
     SILENCE_S,
+    at_once,
     files_of,
     options,
     request_batch,
@@ -23,21 +22,6 @@ from tests.serve.support import (
 )
 
 EnginePython = Callable[..., str]
-
-
-def _run_sessions(prompts: Sequence[Sequence[str]], opts: EngineOptions) -> list[list[dict[str, Any]]]:
-    """Each list of prompts in a session of its own, all at once."""
-    results: dict[int, list[dict[str, Any]]] = {}
-
-    def session(number: int) -> None:
-        results[number] = run_prompts(prompts[number], opts)
-
-    threads = [threading.Thread(target=session, args=(number,)) for number in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[number] for number in range(len(prompts))]
 
 
 def _culprits(prompts: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -63,7 +47,7 @@ def test_one_row_that_kills_the_engine_among_two_sessions_is_an_error_row(
     opts = options(fake_engine_python(), max_num_seqs=64, latency_s=0.02)
     prompts = [[f"session {session} row {row}" for row in range(32)] for session in range(2)]
     prompts[1][21] += " [[die]]"
-    rows = _run_sessions(prompts, opts)
+    rows = at_once(lambda of_session: run_prompts(of_session, opts), prompts)
     assert _culprits(prompts[0], rows[0]) == []
     assert _culprits(prompts[1], rows[1]) == [prompts[1][21]]
     assert _servers_started(opts) - 1 <= 6 + 2  # log2(64), and the two deaths in runs of one row
@@ -94,16 +78,13 @@ def test_a_row_that_hangs_the_engine_is_found(fake_engine_python: EnginePython) 
 
 def test_a_task_that_ends_leaves_no_suspects_behind(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python())
-    results = _start([f"[[slow 600]] row {row}" for row in range(20)], opts)
+    results = complete(
+        [request_batch(["quick", *(f"[[slow 600]] row {row}" for row in range(20))])], opts, task="task"
+    )
+    next(results)
     os.kill(server_of(opts).pid, signal.SIGKILL)
     started_s = time.monotonic()
     results.close()
     prompts = [f"row {row}" for row in range(30)]
     assert _culprits(prompts, run_prompts(prompts, opts)) == []
     assert time.monotonic() - started_s < 60.0  # not the 600 s that the ended task's rows would take
-
-
-def _start(prompts: Sequence[str], opts: EngineOptions) -> Generator[pa.RecordBatch, None, None]:
-    results = complete([request_batch(["quick", *prompts])], opts, task="task")
-    next(results)
-    return results

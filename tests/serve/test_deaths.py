@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.serve.support import (
     SILENCE_S,
     FakeJvm,
     assert_exactly_once,
+    at_once,
     files_of,
     options,
     request_batch,
@@ -61,21 +61,15 @@ def test_all_sessions_survive_an_engine_that_dies_once(
     fake_engine_python: EnginePython, tmp_path: Path
 ) -> None:
     opts = options(fake_engine_python(), latency_s=0.05)
-    results: dict[int, list[str]] = {}
 
-    def session(number: int) -> None:
-        mark = f" [[die-once {tmp_path}/died]]" if number == 0 else ""
+    def session(mark: str) -> list[str]:
         prompts = [f"prompt {row}{mark if row == 100 else ''}" for row in range(200)]
-        results[number] = [row["text"] for row in run_prompts(prompts, opts)]
+        return [row["text"] for row in run_prompts(prompts, opts)]
 
-    threads = [threading.Thread(target=session, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    marked, *others = at_once(session, [f" [[die-once {tmp_path}/died]]", "", ""])
     plain = [expected_text(f"prompt {row}") for row in range(200)]
-    assert results[1] == results[2] == plain
-    assert [text.partition(" [[")[0] for text in results[0]] == plain
+    assert others == [plain, plain]
+    assert [text.partition(" [[")[0] for text in marked] == plain
     log = files_of(opts).log.read_text()
     assert "ending: the fake died" in log
     assert log.count("listening") == 2
@@ -112,20 +106,6 @@ def test_an_engine_that_hangs_is_killed_and_its_rows_run_again(
     assert f"it said nothing for {SILENCE_S:.0f} s" in caplog.text
     log = files_of(opts).log.read_text()
     assert "in poll" in log[log.index("Thread 0x") :], "the log says what the engine's thread hung in"
-
-
-@pytest.mark.long  # as an engine that dies
-def test_a_dead_worker_of_the_engine_costs_no_row(fake_engine_python: EnginePython) -> None:
-    opts = options(fake_engine_python(), max_num_seqs=32, child_process=True, latency_s=0.05)
-    batches, first = [], None
-    for batch in complete(request_batches(1_000, 40), opts, task="task"):
-        batches.append(batch)
-        if first is None:
-            first = server_of(opts)
-            wait_until(lambda: server_stats(opts).engine_metrics)
-            os.kill(int(server_stats(opts).engine_metrics["child_pid"]), signal.SIGKILL)
-    assert_exactly_once(batches, 1_000)
-    assert server_of(opts) != first
 
 
 @pytest.mark.long  # a variant of deaths with completions between them
@@ -200,16 +180,3 @@ def test_a_server_told_to_shut_down_in_a_run_is_replaced(fake_engine_python: Eng
             shut_down(opts)
     assert_exactly_once(batches, 1_000)
     assert files_of(opts).log.read_text().count("listening") == 2
-
-
-@pytest.mark.long  # the first test starts a successor twice
-def test_the_files_of_a_killed_server_do_not_keep_the_next_from_starting(
-    fake_engine_python: EnginePython,
-) -> None:
-    opts = options(fake_engine_python())
-    run_prompts(["one"], opts)
-    os.kill(server_of(opts).pid, signal.SIGKILL)
-    wait_until(lambda: not server_of(opts).is_running())
-    assert files_of(opts).socket.exists()
-    run_prompts(["two"], opts)
-    assert server_stats(opts).jobs["job"].rows_done == 1

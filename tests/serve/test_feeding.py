@@ -20,7 +20,7 @@ from tests.fakes.virtual_engine import (
     virtual_config,
     virtual_text,
 )
-from tests.serve.support import options, request_batches, server_stats
+from tests.serve.support import at_once, options, request_batches, server_stats
 
 _ROWS, _MAX_TOKENS = 1_100, 40
 _POOLS = {"gpu_blocks": 600, "host_blocks": 1_800, "input_grace_s": 60.0}
@@ -41,7 +41,6 @@ class Run:
 def feed(opts: EngineOptions, *, batch_rows: int, streams: int) -> Run:
     """The table's rows, evenly over streams that run side by side."""
     run, lock = Run(), threading.Lock()
-    failures: list[BaseException] = []
 
     def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -53,19 +52,11 @@ def feed(opts: EngineOptions, *, batch_rows: int, streams: int) -> Run:
     def stream(number: int) -> None:
         prompts = [f"row {row}" for row in range(number, _ROWS, streams)]
         batches = request_batches(len(prompts), batch_rows, prompts.__getitem__)
-        try:
-            for batch in complete(counted(batches), opts, task=f"stream {number}"):
-                with lock:
-                    run.texts.update((prompts[row["row_id"]], row["text"]) for row in batch.to_pylist())
-        except BaseException as error:
-            failures.append(error)
+        for batch in complete(counted(batches), opts, task=f"stream {number}"):
+            with lock:
+                run.texts.update((prompts[row["row_id"]], row["text"]) for row in batch.to_pylist())
 
-    threads = [threading.Thread(target=stream, args=(number,), daemon=True) for number in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    at_once(stream, range(streams))
     run.metrics = server_stats(opts).engine_metrics
     return run
 

@@ -55,18 +55,9 @@ def test_no_more_is_read_than_the_window_and_one_batch(shared_engine_python: str
     assert requests.pulled - taken <= _WINDOW + 2 * _CHUNK + 50
 
 
-def test_a_slow_consumer_gets_every_row(fake_engine_python: EnginePython) -> None:
-    batches = []
-    opts = options(fake_engine_python("--undelivered-rows=100"), max_num_seqs=64)
-    for batch in complete(request_batches(3_000, 500), opts, task="task"):
-        batches.append(batch)
-        time.sleep(0.02)
-    assert_exactly_once(batches, 3_000)
-
-
-def test_rows_of_a_slow_engine_are_sent_several_to_a_message(fake_engine_python: EnginePython) -> None:
+def test_rows_of_a_slow_engine_are_sent_several_to_a_message(shared_engine_python: str) -> None:
     """Each message is work for the task, and for Spark's JVM."""
-    opts = options(fake_engine_python(), tokens_per_s=600)  # 150 rows/s
+    opts = options(shared_engine_python, tokens_per_s=600)  # 150 rows/s
     batches = list(complete(request_batches(300, 50), opts, task="task"))
     assert_exactly_once(batches, 300)
     assert len(batches) < 300 / 4
@@ -139,24 +130,16 @@ def test_the_rows_of_a_killed_client_are_aborted(fake_engine_python: EnginePytho
     wait_until(lambda: _counts(opts)["aborted"] == 30, what="its rows are aborted")
 
 
-def test_an_error_of_the_input_reaches_the_consumer(shared_engine_python: str) -> None:
+@pytest.mark.parametrize("sent", [["[[slow 600]] never"], []])
+def test_an_error_of_the_input_reaches_the_consumer(shared_engine_python: str, sent: list[str]) -> None:
     def failing() -> Iterator[pa.RecordBatch]:
-        yield request_batch(["[[slow 600]] never"])
+        yield from map(request_batch, [[prompt] for prompt in sent])
         raise OSError("the disk is gone")
 
     before = threading.active_count()
     with pytest.raises(OSError, match="the disk is gone"):
         list(complete(failing(), options(shared_engine_python), task="task"))
     assert threading.active_count() == before
-
-
-def test_an_error_before_the_first_row_reaches_the_consumer(shared_engine_python: str) -> None:
-    def failing() -> Iterator[pa.RecordBatch]:
-        raise KeyError("prompt")
-        yield
-
-    with pytest.raises(KeyError):
-        list(complete(failing(), options(shared_engine_python), task="task"))
 
 
 @pytest.mark.parametrize("ids", [(0, 0), (0, 1)])

@@ -33,9 +33,11 @@ NEVER_S = 36_000.0
 STACKS = "(most recent call first)"
 
 
-def _child_of(opts: EngineOptions) -> ProcessIdentity:
+def _server_and_child(opts: EngineOptions) -> tuple[ProcessIdentity, ProcessIdentity]:
+    """The processes of the server, which is started if there is none, and of its engine."""
+    run_prompts(["hello"], opts)
     wait_until(lambda: server_stats(opts).engine_metrics)
-    return ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
+    return server_of(opts), ProcessIdentity.of(int(server_stats(opts).engine_metrics["child_pid"]))
 
 
 def _assert_gone(files: ServerFiles, *processes: ProcessIdentity) -> float:
@@ -45,21 +47,11 @@ def _assert_gone(files: ServerFiles, *processes: ProcessIdentity) -> float:
     return took_s
 
 
-@pytest.mark.long  # it ends with its JVM during work, below
-def test_the_server_ends_with_its_jvm(fake_engine_python: EnginePython, jvm: FakeJvm) -> None:
-    opts = options(fake_engine_python(), child_process=True)
-    run_prompts(["hello"], opts)
-    server, child = server_of(opts), _child_of(opts)
-    files = files_of(opts)
-    jvm.kill()
-    _assert_gone(files, server, child)
-
-
 def test_the_server_ends_with_its_jvm_during_work(fake_engine_python: EnginePython, jvm: FakeJvm) -> None:
     opts = options(fake_engine_python(), child_process=True)
     results = complete([request_batch(["quick", "[[slow 600]] never"])], opts, task="task")
     next(results)
-    server, child = server_of(opts), _child_of(opts)
+    server, child = _server_and_child(opts)
     files = files_of(opts)
     jvm.kill()
     with pytest.raises(EngineSessionError, match=r"the executor, pid .* is gone"):
@@ -82,9 +74,8 @@ def test_the_server_ends_with_its_jvm_while_a_model_loads(
 
 def test_processes_of_the_engine_end_with_a_killed_server(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), child_process=True)
-    run_prompts(["hello"], opts)
-    child = _child_of(opts)
-    os.kill(server_of(opts).pid, signal.SIGKILL)
+    server, child = _server_and_child(opts)
+    os.kill(server.pid, signal.SIGKILL)
     wait_until(lambda: not child.is_running())
 
 
@@ -123,8 +114,7 @@ def test_a_task_that_comes_while_the_server_ends_waits_for_its_end(fake_engine_p
 @pytest.mark.long  # as by SIGTERM, below
 def test_an_engine_that_does_not_close_is_killed(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python("--close-timeout-s=0.5"), close_s=60, child_process=True)
-    run_prompts(["hello"], opts)
-    server, child = server_of(opts), _child_of(opts)
+    server, child = _server_and_child(opts)
     started_s = time.monotonic()
     shut_down(opts)
     _assert_gone(files_of(opts), server, child)
@@ -133,8 +123,7 @@ def test_an_engine_that_does_not_close_is_killed(fake_engine_python: EnginePytho
 
 def test_sigterm_ends_the_server_in_order(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), child_process=True)
-    run_prompts(["hello"], opts)
-    server, child = server_of(opts), _child_of(opts)
+    server, child = _server_and_child(opts)
     os.kill(server.pid, signal.SIGTERM)
     _assert_gone(files_of(opts), server, child)
     log = files_of(opts).log.read_text()
@@ -144,8 +133,7 @@ def test_sigterm_ends_the_server_in_order(fake_engine_python: EnginePython) -> N
 
 def test_sigterm_ends_a_server_whose_engine_never_closes(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), close_s=NEVER_S, child_process=True, child_ends_after_s=NEVER_S)
-    run_prompts(["hello"], opts)
-    server, child = server_of(opts), _child_of(opts)
+    server, child = _server_and_child(opts)
     os.kill(server.pid, signal.SIGTERM)
     took_s = _assert_gone(files_of(opts), server, child)
     assert took_s > 4.0, "the engine has 5 s to close"
@@ -158,8 +146,7 @@ def test_sigterm_ends_a_server_whose_engine_never_closes(fake_engine_python: Eng
 def test_sigterm_shortens_a_close_that_has_begun(fake_engine_python: EnginePython) -> None:
     assert Timings().close_timeout_s == 90.0
     opts = options(fake_engine_python(), close_s=NEVER_S, child_process=True, child_ends_after_s=NEVER_S)
-    run_prompts(["hello"], opts)
-    server, child = server_of(opts), _child_of(opts)
+    server, child = _server_and_child(opts)
     shut_down(opts)
     wait_until(lambda: "ending: told" in files_of(opts).log.read_text(), 120)
     os.kill(server.pid, signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.fakes.settings import fake_config
 from tests.serve.support import (
     FakeJvm,
     assert_exactly_once,
+    at_once,
     files_of,
     options,
     request_batch,
@@ -38,42 +38,26 @@ def test_each_row_comes_back_once(shared_engine_python: str, rows: int, batch_ro
 
 def test_two_sessions_of_one_process_share_an_engine(fake_engine_python: EnginePython) -> None:
     opts = options(fake_engine_python(), max_num_seqs=64)
-    results: dict[int, list] = {}
-
-    def session(number: int) -> None:
-        results[number] = list(complete(request_batches(2_000, 100), opts, task=f"task {number}"))
-
-    threads = [threading.Thread(target=session, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for batches in results.values():
+    for batches in at_once(
+        lambda task: list(complete(request_batches(2_000, 100), opts, task=task)), ["task 0", "task 1"]
+    ):
         assert_exactly_once(batches, 2_000)
     stats = server_stats(opts)
-    assert (len(results), stats.engine_starts, stats.jobs["job"].rows_done) == (2, 1, 4_000)
+    assert (stats.engine_starts, stats.jobs["job"].rows_done) == (1, 4_000)
 
 
 def test_seven_processes_that_start_at_once_share_one_server(
     fake_engine_python: EnginePython, jvm: FakeJvm
 ) -> None:
-    engine_python = fake_engine_python()
+    engine_python, client = fake_engine_python(), "tests.serve.client_process"
     clients = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.serve.client_process",
-                engine_python,
-                "1000",
-                "64",
-                f"task {number}",
-            ],
+            [sys.executable, "-m", client, engine_python, "1000", "64", f"task {number}"],
             cwd=_REPOSITORY,
         )
         for number in range(7)
     ]
-    assert [client.wait(60) for client in clients] == [0] * 7
+    assert [process.wait(60) for process in clients] == [0] * 7
     assert len(jvm.servers()) == 1
     stats = server_stats(options(engine_python))
     assert (stats.engine_starts, stats.jobs["job"].rows_done) == (1, 7 * 1000)

@@ -34,6 +34,7 @@ from tests.fakes.settings import fake_config
 from tests.serve.support import (
     SILENCE_S,
     FakeJvm,
+    at_once,
     files_of,
     options,
     request_batch,
@@ -91,16 +92,9 @@ def test_a_start_failure_reaches_its_job_which_does_not_retry(fake_engine_python
 
 def test_all_sessions_that_wait_hear_of_a_start_failure(fake_engine_python: EnginePython) -> None:
     engine_python = fake_engine_python()
-    failures: list[EngineSessionError] = []
-
-    def session() -> None:
-        failures.append(_failure(engine_python, load_s=0.5, start_error="no such model"))
-
-    threads = [threading.Thread(target=session) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    failures = at_once(
+        lambda job: _failure(engine_python, job_id=job, load_s=0.5, start_error="no such model"), ["job"] * 3
+    )
     assert ["no such model" in str(failure) for failure in failures] == [True] * 3
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.api import Completion, EngineStats, GenerationRequest
+from pipemax.api import Completion, GenerationRequest
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.open_input import InputWatch
@@ -17,12 +17,12 @@ from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
 from pipemax.serve.sessions import EngineSessions
 from pipemax.wire import ProcessIdentity
-from tests.fakes.step_limits import FakeLimits
+from tests.fakes.idle_engine import IdleEngine
 
 CONFIG = EngineConfig(model="model")
 
 
-class ListEngine(FakeLimits):
+class ListEngine(IdleEngine):
     """Remembers what it was given and told."""
 
     def __init__(self, credit_tokens: int = 0) -> None:
@@ -34,21 +34,11 @@ class ListEngine(FakeLimits):
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self.submitted += [request.request_id for request in requests]
 
-    def abort(self, request_ids: Sequence[str]) -> None: ...
-
-    def poll(self, timeout_s: float) -> list[Completion]:
-        return []
-
     def set_input_open(self, is_open: bool) -> None:
         self.heard_input.append(is_open)
 
     def admission_credit_tokens(self) -> int:
         return self.credit_tokens
-
-    def stats(self) -> EngineStats:
-        return EngineStats()
-
-    def close(self) -> None: ...
 
 
 class ListSession:

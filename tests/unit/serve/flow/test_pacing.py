@@ -13,7 +13,7 @@ from pipemax.serve.flow.credit import CreditWindow, StreamCredit
 from pipemax.serve.flow.pacing import FLOOR_FACTOR, Pacer
 from pipemax.serve.limits import WindowLimits
 from pipemax.vllm_ext.engine.admission import AdmissionBook
-from tests.fakes.step_limits import FakeLimits
+from tests.fakes.idle_engine import IdleEngine
 
 _STEP_S = 0.025
 _STEP_TOKENS = 8_192
@@ -26,7 +26,7 @@ _SLACK_ROWS = (_STREAMS + 1) * WindowLimits().chunk_rows
 """A chunk beyond what fits, and one that each stream has in any case."""
 
 
-class StockEngine(FakeLimits):
+class StockEngine(IdleEngine):
     """A fake with vLLM's rules: requests run while their KV fits, and are preempted, the last first, when it does not.
 
     A request's id says how long its output becomes: ``NUMBER:TOKENS``.
@@ -94,20 +94,11 @@ class StockEngine(FakeLimits):
             request_id=request_id, prompt_tokens=_PROMPT_TOKENS, completion_tokens=output_tokens
         )
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        raise NotImplementedError
-
-    def set_input_open(self, is_open: bool) -> None:
-        pass
-
     def admission_credit_tokens(self) -> int:
         return self._book.credit_tokens()
 
     def stats(self) -> EngineStats:
         return EngineStats(metrics={"max_num_seqs": float(self._max_num_seqs)})
-
-    def close(self) -> None:
-        pass
 
 
 class Serving:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.api import Completion, EngineStats, GenerationRequest
+from pipemax.api import Completion, GenerationRequest
 from pipemax.domain.errors import EngineDiedError
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.turns import Turns
 from pipemax.wire import ErrorCode
-from tests.fakes.step_limits import FakeLimits
+from tests.fakes.idle_engine import IdleEngine
 
 
-class ListEngine(FakeLimits):
+class ListEngine(IdleEngine):
     """Remembers what runs; dies when it is told."""
 
     def __init__(self) -> None:
@@ -34,18 +34,6 @@ class ListEngine(FakeLimits):
         done = [Completion(request_id=name, text="x") for name in self.running]
         self.running = []
         return done
-
-    def set_input_open(self, is_open: bool) -> None:
-        pass
-
-    def admission_credit_tokens(self) -> int:
-        return 0
-
-    def stats(self) -> EngineStats:
-        return EngineStats()
-
-    def close(self) -> None:
-        pass
 
 
 def _submit(turns: Turns, engine: ListEngine, rows: str) -> list[Completion]:

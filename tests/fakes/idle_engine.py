@@ -1,12 +1,13 @@
-"""The limits of a fake engine's steps, and records that show by which of them it would run."""
+"""An engine without rows, for fakes to be made of: its limits, and records that show by which of them it would run."""
 
 from collections.abc import Sequence
 
+from pipemax.api import Completion, EngineStats
 from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, check_limits
 
 
-class FakeLimits:
-    """What ``pipemax.api.Engine`` has of limits; they are fixed unless there are ``most``.
+class IdleEngine:
+    """All of ``pipemax.api.Engine`` but ``submit``. Its limits are fixed unless there are ``most``.
 
     ``tunings`` is the file of its remembered tunings.
     """
@@ -15,6 +16,21 @@ class FakeLimits:
         self._tunings = tunings
         self._most = [] if most is None else [StepLimits(step_tokens=most[0], running_rows=most[1])]
         self._limits = self._most
+
+    def poll(self, timeout_s: float) -> list[Completion]:
+        return []
+
+    def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    def set_input_open(self, is_open: bool) -> None: ...
+
+    def admission_credit_tokens(self) -> int:
+        return 0
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    def close(self) -> None: ...
 
     def most_limits(self) -> list[StepLimits]:
         return self._most
