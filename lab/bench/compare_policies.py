@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipemax.api import Completion, GenerationRequest, OfflineEngine, RequestError, Sampling
+from pipemax.checkpoint.model_config import load_tokenizer
 from pipemax.checkpoint.prompt_encoder import PromptEncoder
-from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy
 
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -9,13 +9,14 @@ import typer
 
 from pipemax.cli.common import (
     FILE_COLUMNS,
+    NODE_HELP,
+    NODE_PANEL,
     OUTPUT_PANEL,
     ROWS_PANEL,
     Changes,
     JsonFile,
     KvDtype,
     Model,
-    Node,
     Seed,
     changed_node,
     one_line_errors,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _SYSTEMS_PANEL = "Systems"
 
+Node = Annotated[str, typer.Option(rich_help_panel=NODE_PANEL, help=NODE_HELP)]
 Workload = Annotated[
     str,
     typer.Option(

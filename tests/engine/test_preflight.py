@@ -293,22 +293,6 @@ def test_a_schema_that_no_output_can_meet_or_no_engine_enforce_is_refused(
     assert told in ask(response_format=json.dumps(schema)).error
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^[a-z]+$"},
-            "additionalProperties": {"type": "string"},
-        },
-        {"type": "integer", "multipleOf": 7, "title": "n", "default": 0},
-        {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]},
-    ],
-)
-def test_what_one_of_vllm_s_two_grammar_compilers_knows_is_accepted(schema: dict[str, Any]) -> None:
-    assert not ask(response_format=json.dumps(schema)).error
-
-
 OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}}
 ONLY_GUIDANCE = [
     {"type": "integer", "multipleOf": 7},
@@ -343,8 +327,10 @@ def settings(*schemas: dict[str, Any], **engine: Any) -> PreflightReply:
 
 def test_the_backend_is_one_that_takes_all_schemas_and_white_space_is_allowed_where_none_does() -> None:
     guidance, any_space = {"json_backend": "guidance"}, {"json_whitespace": "any"}
-    for schema in (OBJECT, *ONLY_XGRAMMAR):
-        assert settings(schema).engine_settings == {}, schema
+    one_of = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+    for schema in (OBJECT, one_of, *ONLY_XGRAMMAR):
+        reply = settings(schema)
+        assert (reply.error, reply.engine_settings) == ("", {}), schema
         assert settings(OBJECT, schema).engine_settings == {}, schema
     for schema in ONLY_GUIDANCE:
         reply = settings(schema)
@@ -414,6 +400,14 @@ def test_settings_of_structured_outputs_that_vllm_refuses_are_refused(own: Any, 
     assert told in error
 
 
+def test_the_check_names_the_arguments_that_it_moved() -> None:
+    reply = ask({"model": "/no/such/model", "vllm": {"max_num_seqs": 4, "load_format": "dummy"}})
+    (line,) = reply.warnings
+    assert line.startswith("engine config: max_num_seqs under vllm change no answer")
+    assert "no/such/model" in reply.error
+    assert ask({"model": "/no"}).warnings == []
+
+
 def test_a_system_prompt_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
     (model / "chat_template.jinja").unlink()
@@ -442,7 +436,7 @@ def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path: Path) -> N
         ({"chat_template_kwargs": '{"no_such_variable": true}'}, "does not read 'no_such_variable'"),
         ({"regex": "(a"}, "regex cannot be enforced"),
         ({"include_reasoning": True}, "nothing splits off the model's thinking; set reasoning_parser"),
-        ({"lora": "none"}, "there is no adapter 'none'"),
+        ({"lora": "none"}, "there is no adapter 'none': the engine config names none (lora:)"),
         ({"task": "embed"}, "embed"),
     ],
 )

@@ -4,12 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.generation import GenerationRequest, Sampling
-from pipemax.replicas.routing import UNEVENNESS, Router, prefix_keys
+from pipemax.replicas.routing import CHARS_PER_TOKEN, UNEVENNESS, Router, prefix_keys
 from pipemax.replicas.row_book import RowBook
 from pipemax.replicas.row_estimates import RowEstimates
 
 PREFIXES = ("", "a" * 300, "b" * 1_100, "a" * 300 + "c" * 2_000)
-CHARS_PER_TOKEN = 4.0
 
 rows = st.lists(st.tuples(st.integers(1, 2_000), st.sampled_from(PREFIXES)), max_size=200)
 
@@ -18,7 +17,7 @@ rows = st.lists(st.tuples(st.integers(1, 2_000), st.sampled_from(PREFIXES)), max
 def test_no_replica_lies_further_above_another_than_a_prefix_and_a_row_are_worth(
     rows: list[tuple[int, str]], num_replicas: int
 ) -> None:
-    router = Router(chars_per_token=CHARS_PER_TOKEN)
+    router = Router()
     work = dict.fromkeys(range(1, num_replicas + 1), 0.0)
     for number, (tokens, prefix) in enumerate(rows):
         chosen = router.choose(

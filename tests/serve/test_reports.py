@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 
-from pipemax.serve.flow.length_relation import MIN_ROWS
 from pipemax.wire import ErrorCode, JobOutlook
 from tests.fakes.collector import FakeCollector
 from tests.serve.support import files_of, options, run_prompts
@@ -61,24 +60,6 @@ def test_a_collector_sees_only_its_own_jobs(shared_engine_python: str) -> None:
         run_prompts(["a"], options(engine_python, collector=second.address("2"), job_id="two"))
         assert {job for report in first.reports for job in report.jobs} == {"one"}
         assert {job for report in second.reports for job in report.jobs} == {"two"}
-
-
-def test_a_job_is_told_of_its_own_rows_lengths_and_not_of_those_of_the_job_before(
-    shared_engine_python: str,
-) -> None:
-    """One engine answers both: long prompts have long answers in the first only."""
-    with FakeCollector() as collector:
-        opts = options(shared_engine_python, collector=collector.address("t"), job_id="long answers")
-        run_prompts([f"row-{n}" + " word" * (n % 40) for n in range(MIN_ROWS)], opts)
-        first = collector.reports[-1]
-        correlation = first.jobs["long answers"].length_correlation
-        assert correlation is not None
-        assert correlation > 0.9
-        opts = options(shared_engine_python, collector=collector.address("t"), job_id="short")
-        run_prompts(["one two", "three"], opts)
-        second = collector.reports[-1]
-    assert second.jobs["short"].length_correlation is None
-    assert (second.pid, second.engine_starts) == (first.pid, first.engine_starts), "on the same engine"
 
 
 def test_a_collector_that_was_too_busy_for_a_report_still_gets_the_totals(

@@ -12,6 +12,7 @@ def test_the_model_alone_is_enough() -> None:
     config = EngineConfig.parse({"model": "org/name"})
     assert config.max_model_len is None
     assert config.tensor_degree == 1
+    assert config.trust_remote_code is False
 
 
 def test_equal_configs_have_equal_ids_and_different_ones_do_not() -> None:
@@ -57,21 +58,13 @@ def test_a_yaml_file_is_read_and_overrides_win(tmp_path: Path) -> None:
     assert (config.model, config.max_model_len) == ("org/name", 256)
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "model: [", "modell: x\n"])
-def test_a_broken_yaml_file_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["- a\n- b\n", "model: [", "modell: x\n", None])
+def test_a_missing_or_broken_yaml_file_is_named(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "engine.yaml"
-    file.write_text(text)
+    if text is not None:
+        file.write_text(text)
     with pytest.raises(ValueError, match=r"engine\.yaml"):
         EngineConfig.load(file)
-
-
-def test_a_missing_yaml_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml"):
-        EngineConfig.load(tmp_path / "none.yaml")
-
-
-def test_code_of_a_checkpoint_runs_only_when_asked_for() -> None:
-    assert EngineConfig(model="m").trust_remote_code is False
 
 
 def test_a_hub_token_is_refused_and_not_repeated() -> None:

@@ -1,14 +1,13 @@
-"""Reads a checkpoint's configuration, without weights and without vLLM."""
+"""Reads a checkpoint's configuration and tokenizer, without weights and without vLLM."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipemax.checkpoint.tokenizer import first_line
 from pipemax.config import EngineConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
@@ -29,9 +28,23 @@ def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
         where = (
             "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
         )
-        raise ValueError(f"model {config.model!r}{where} cannot be read: {first_line(error)}") from error
+        raise ValueError(f"model {config.model!r}{where} cannot be read: {_first_line(error)}") from error
 
     return model_config
+
+
+def load_tokenizer(config: EngineConfig) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of the config's model, or the one that it names besides. ``ValueError`` if there is none."""
+    from transformers import AutoTokenizer  # takes two seconds
+
+    name = config.tokenizer or config.model
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"tokenizer {name!r} cannot be read: {_first_line(error)}") from error
+    return tokenizer
 
 
 def max_model_len(config: EngineConfig, model_config: "PreTrainedConfig") -> int:
@@ -64,3 +77,8 @@ def _check_model_path(model: str) -> None:
         raise ValueError(f"model {model!r} is a file; give the checkpoint's directory")
     elif looks_like_path:
         raise ValueError(f"model directory {model!r} does not exist on {os.uname().nodename}")
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

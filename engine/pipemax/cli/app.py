@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,12 +10,29 @@ from pipemax import __version__
 from pipemax.cli.capacity import plan_capacity
 from pipemax.cli.check_node import check_node
 from pipemax.cli.doctor import doctor
-from pipemax.cli.removed_group import RemovedGroup
 from pipemax.cli.trace import trace_app
-from pipemax.plain_help import PlainTyper
+from pipemax.plain_help import PlainGroup, PlainTyper
+from pipemax.removed import explain_option, removed_command
+
+
+class _Commands(PlainGroup):
+    """The commands; refuses removed commands and options with the sentence that names what replaces them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if (replacement := removed_command(args[0])) is not None:
+            ctx.fail(replacement)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            explain_option(error, ctx.invoked_subcommand or "")
+            raise
+
 
 app = PlainTyper(
-    cls=RemovedGroup,
+    cls=_Commands,
     help="PipeMax: offline LLM inference over tables. `pipemax annotate` annotates a table with Spark.",
     no_args_is_help=True,
     add_completion=True,

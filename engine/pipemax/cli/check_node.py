@@ -1,5 +1,6 @@
 """``pipemax check-node``: check on this machine that an engine under PipeMax gives right results, and report."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ from pipemax.cli.common import JsonFile, measured_config, one_line_errors, write
 from pipemax.cli.ending import ends_on_sigterm
 
 if TYPE_CHECKING:
+    from pipemax.config import EngineConfig
     from pipemax.vllm_ext.launch.known_check import NodeCheck
     from pipemax.vllm_ext.node_check.node import CheckedNode
 
@@ -45,7 +47,6 @@ def check_node(
 
     from pipemax.control.times.calibration import save_calibration
     from pipemax.policy.layout_start import settled_config
-    from pipemax.replicas.one_replica import as_first_replica
 
     with one_line_errors(), ends_on_sigterm():
         if out is not None and not out.parent.is_dir():
@@ -65,6 +66,24 @@ def check_node(
             write_json(json_file, asdict(checked.check) | {"verdict": checked.check.verdict})
     if status := _STATUS[checked.check.verdict]:
         raise typer.Exit(status)
+
+
+def as_first_replica(config: "EngineConfig") -> "EngineConfig":
+    """Take the place of the first replica: return its config, and leave this process its GPUs and cores only.
+
+    All replicas are equal, so what is measured of the first holds for all. Call this before vLLM is imported. Nothing
+    changes for a config without replicas. ``ValueError`` if there are fewer GPUs than all replicas need.
+    """
+    from pipemax.replicas.division import divide
+    from pipemax.replicas.hardware import read_hardware
+
+    if config.num_replicas == 1:
+        return config
+    share = divide(config, read_hardware())[0]
+    os.sched_setaffinity(0, share.cores)
+    if share.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    return share.config
 
 
 def _print(check: "NodeCheck") -> None:

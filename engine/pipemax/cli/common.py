@@ -25,13 +25,6 @@ NODE_HELP = (
     ".yaml file of your own."
 )
 
-Node = Annotated[
-    str,
-    typer.Option(
-        rich_help_panel=NODE_PANEL,
-        help=NODE_HELP,
-    ),
-]
 Model = Annotated[
     str,
     typer.Option(
@@ -105,13 +98,11 @@ def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":
 
     values: dict[str, float] = {}
     for change in changes:
-        path, equals, number = change.partition("=")
+        path, _, number = change.partition("=")
         try:
             values[path.strip()] = float(number)
         except ValueError:
             raise ValueError(f"--set {change}: expected NAME=NUMBER, as host_memory_bytes=512e9") from None
-        if not equals:
-            raise ValueError(f"--set {change}: expected NAME=NUMBER, as host_memory_bytes=512e9")
     return override(load_node(name), values)
 
 

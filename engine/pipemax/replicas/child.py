@@ -37,9 +37,9 @@ from pipemax.replicas.messages import (
     Stop,
     Submit,
     TakeSteps,
-    from_replica_line,
+    line_of,
     lines_of,
-    read_to_replica,
+    read_line,
 )
 
 
@@ -89,7 +89,7 @@ def _real_engine() -> EngineFactory:
 
 def _run(connection: socket.socket, load_factory: Callable[[], EngineFactory]) -> int:
     lines = lines_of(connection)
-    start = read_to_replica(next(lines))
+    start = read_line(next(lines))
     assert isinstance(start, Start), start
     if start.cores:
         os.sched_setaffinity(0, start.cores)
@@ -162,8 +162,7 @@ class _Replica:
     def _hear(self, lines: Iterator[bytes]) -> None:
         try:
             for line in lines:
-                message = read_to_replica(line)
-                match message:
+                match message := read_line(line):
                     case Submit():
                         self._engine.submit(message.requests)
                         self._heard = message.number
@@ -194,4 +193,4 @@ def finite(stats: EngineStats) -> EngineStats:
 
 def _send(connection: socket.socket, message: FromReplica) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone, and this process ends with it
-        connection.sendall(from_replica_line(message))
+        connection.sendall(line_of(message))

@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticSerializationError
@@ -148,31 +148,24 @@ class Died:
 
 ToReplica = Start | Submit | Abort | InputOpen | SetLimits | TakeSteps | Stop
 FromReplica = NothingToMeasure | Started | Failed | Report | Ended | Steps | Died
+Message = ToReplica | FromReplica
 
-_Message = TypeVar("_Message", bound=ToReplica | FromReplica)
-
-_TO_REPLICA: TypeAdapter[ToReplica] = TypeAdapter(Annotated[ToReplica, Field(discriminator="kind")])
-_FROM_REPLICA: TypeAdapter[FromReplica] = TypeAdapter(Annotated[FromReplica, Field(discriminator="kind")])
+_MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
-def to_replica_line(message: ToReplica) -> bytes:
+def line_of(message: Message) -> bytes:
     """Return a message as one line. Lone surrogates, which UTF-8 does not have, become question marks."""
-    return _line(_TO_REPLICA, message)
+    try:
+        return _MESSAGES.dump_json(message) + b"\n"
+    except PydanticSerializationError:
+        # One odd row must not end a replica.
+        text = json.dumps(asdict(message), ensure_ascii=False, default=_encoded)
+        return text.encode(errors="replace") + b"\n"
 
 
-def from_replica_line(message: FromReplica) -> bytes:
-    """Return a message as one line. Lone surrogates, which UTF-8 does not have, become question marks."""
-    return _line(_FROM_REPLICA, message)
-
-
-def read_to_replica(line: bytes) -> ToReplica:
+def read_line(line: bytes) -> Message:
     """Return the message of a line. ``ValueError`` if there is none."""
-    return _TO_REPLICA.validate_json(line)
-
-
-def read_from_replica(line: bytes) -> FromReplica:
-    """Return the message of a line. ``ValueError`` if there is none."""
-    return _FROM_REPLICA.validate_json(line)
+    return _MESSAGES.validate_json(line)
 
 
 def lines_of(connection: socket.socket) -> Iterator[bytes]:
@@ -184,15 +177,6 @@ def lines_of(connection: socket.socket) -> Iterator[bytes]:
                     yield line
         except ConnectionResetError:
             return
-
-
-def _line(adapter: TypeAdapter[_Message], message: _Message) -> bytes:
-    try:
-        return adapter.dump_json(message) + b"\n"
-    except PydanticSerializationError:
-        # One odd row must not end a replica.
-        text = json.dumps(asdict(message), ensure_ascii=False, default=_encoded)
-        return text.encode(errors="replace") + b"\n"
 
 
 def _encoded(content: bytes) -> str:

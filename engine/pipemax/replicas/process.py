@@ -21,14 +21,7 @@ from typing import Union
 from pipemax.node.lifetime import SERVER_IDENTITY_VARIABLE
 from pipemax.node.process import ProcessIdentity, running_in_group
 from pipemax.replicas.division import Share
-from pipemax.replicas.messages import (
-    FromReplica,
-    Start,
-    ToReplica,
-    lines_of,
-    read_from_replica,
-    to_replica_line,
-)
+from pipemax.replicas.messages import Message, Start, ToReplica, line_of, lines_of, read_line
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +36,7 @@ class Heard:
     """A message of a replica."""
 
     process: "ReplicaProcess"
-    message: FromReplica
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class ReplicaProcess:
 
     def send(self, message: ToReplica) -> None:
         """Queue a message. What a replica that has ended is sent is lost."""
-        self._lines.put(to_replica_line(message))
+        self._lines.put(line_of(message))
 
     def kill(self) -> None:
         """Kill all of its processes."""
@@ -113,7 +106,7 @@ class ReplicaProcess:
 
     def _read(self) -> None:
         for line in lines_of(self._connection):
-            self._events.put(Heard(self, read_from_replica(line)))
+            self._events.put(Heard(self, read_line(line)))
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:

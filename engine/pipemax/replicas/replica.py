@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -145,13 +145,7 @@ class Replica:
         if self._report is None:
             return EngineStats(metrics=dict(self._carried)) if self._carried else None
         stats = self._report.stats
-        return EngineStats(
-            phase=stats.phase,
-            running_requests=stats.running_requests,
-            waiting_requests=stats.waiting_requests,
-            kv_usage=stats.kv_usage,
-            metrics=with_carried(stats.metrics, self._carried),
-        )
+        return replace(stats, metrics=with_carried(stats.metrics, self._carried))
 
     def figures(self) -> dict[str, Any]:
         """Return what reports show of it, as plain values."""

@@ -207,9 +207,7 @@ class ReplicaSet:
                     for replica in waiting:
                         self._start(replica)
                     waiting = []
-                event = self._next_event(None)
-                assert event is not None
-                self._take(event)
+                self._take(self._events.get())
                 for replica in self._replicas.values():
                     if replica.state is ReplicaState.ENDING:
                         raise EngineStartError(f"replica {replica.number}: {replica.last_words}")
@@ -219,11 +217,9 @@ class ReplicaSet:
             self.close()
             raise
 
-    def _next_event(self, timeout_s: float | None) -> Event | None:
+    def _next_event(self, timeout_s: float) -> Event | None:
         try:
-            if timeout_s is None or timeout_s > 0:
-                return self._events.get(timeout=timeout_s)
-            return self._events.get_nowait()
+            return self._events.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             return None
 

@@ -15,6 +15,8 @@ from cachetools import LRUCache
 
 from pipemax.generation import GenerationRequest
 
+CHARS_PER_TOKEN = 4.0
+"""To turn the length of a shared beginning into tokens saved."""
 UNEVENNESS = 0.1
 """Share of the mean work by which a replica with the prefix may lie above the least busy one, besides what it saves."""
 _SHORTEST_PREFIX_CHARS = 256
@@ -55,9 +57,7 @@ def leading_text(request: GenerationRequest, *, limit_chars: int) -> str:
 class Router:
     """Chooses replicas, and remembers which prefixes each of them has had."""
 
-    def __init__(self, *, chars_per_token: float = 4.0) -> None:
-        """Take ``chars_per_token`` to turn the length of a shared beginning into tokens saved."""
-        self._chars_per_token = chars_per_token
+    def __init__(self) -> None:
         self._holders: LRUCache[PrefixKey, frozenset[int]] = LRUCache(_REMEMBERED_PREFIXES)
 
     def choose(self, prefixes: Sequence[PrefixKey], work_tokens: Mapping[int, float]) -> int:
@@ -87,7 +87,7 @@ class Router:
             if not holders:
                 continue
             best = min(holders, key=lambda replica: (work_tokens[replica], replica))
-            saved_tokens = key.chars / self._chars_per_token
+            saved_tokens = key.chars / CHARS_PER_TOKEN
             if work_tokens[best] - least_tokens <= saved_tokens + UNEVENNESS * mean_tokens:
                 return best
         return None

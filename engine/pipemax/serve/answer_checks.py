@@ -11,43 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.answers.choice_tree import MOST_SCORED, ChoiceTree
-from pipemax.answers.patterns.plain import plain_regex
 from pipemax.answers.row import TOO_MANY_TO_SCORE
 from pipemax.checkpoint.prompt_encoder import template_variables
 from pipemax.checkpoint.special_tokens import SpecialTokens
 from pipemax.config import ChatMode, EngineConfig
 from pipemax.generation import Sampling
 
-_PLACE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 _SET_BY_PIPEMAX = {"messages", "tokenize", "add_generation_prompt", "chat_template", "return_dict"}
 _SETTINGS_OF_APPLY = {"documents", "tools", "continue_final_message"}
 """Arguments of ``apply_chat_template`` that reach the template under their own names."""
-
-
-def check_constraint(sampling: Sampling) -> None:
-    """Raise ``ValueError`` if the regular expression or grammar cannot be enforced while generating."""
-    if sampling.regex is None and sampling.grammar is None:
-        return
-    import xgrammar  # imported only for these: an engine may run without it
-
-    try:
-        if sampling.regex is not None:
-            xgrammar.Grammar.from_regex(_plain(sampling.regex))
-        elif "::=" in (grammar := sampling.grammar or ""):
-            xgrammar.Grammar.from_ebnf(grammar)
-        else:
-            xgrammar.Grammar.from_lark(grammar)
-    except (RuntimeError, ValueError) as error:
-        name = "grammar" if sampling.regex is None else "regex"
-        reason = _PLACE_IN_XGRAMMAR.sub("", str(error).strip()).splitlines()[0]
-        raise ValueError(f"{name} cannot be enforced while generating: {reason}") from error
-
-
-def _plain(regex: str) -> str:
-    try:
-        return plain_regex(regex)
-    except ValueError as error:
-        raise ValueError(f"{regex!r} has {error}; write it without") from error
 
 
 def check_answers(config: EngineConfig, sampling: Sampling, tokenizer: Any, *, has_template: bool) -> None:

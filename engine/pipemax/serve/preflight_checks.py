@@ -17,20 +17,19 @@ import pyarrow as pa
 from pipemax.api import GenerationRequest, Message, RequestError, Sampling
 from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_adapters
 from pipemax.checkpoint.fingerprint import fingerprint
-from pipemax.checkpoint.model_config import max_model_len, read_model_config
+from pipemax.checkpoint.model_config import load_tokenizer, max_model_len, read_model_config
 from pipemax.checkpoint.model_tasks import check_task, check_tasks
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.checkpoint.prompt_encoder import PromptEncoder, shared_prefix_tokens
-from pipemax.checkpoint.tokenizer import load_tokenizer
 from pipemax.config import EngineConfig, Policy, RowLengths, moved_line
 from pipemax.node.gpus import engine_gpus
 from pipemax.node.host_pool_size import expected_rows
 from pipemax.policy.layout_choice import FixedLayout
 from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
-from pipemax.serve.answer_checks import check_answers, check_constraint, check_reasoning_parser
+from pipemax.serve.answer_checks import check_answers, check_reasoning_parser
 from pipemax.serve.rows.arrow_rows import requests_of
-from pipemax.serve.schema_checks import check_response_format, settings_for
+from pipemax.serve.schema_checks import check_constraint, check_response_format, settings_for
 from pipemax.serve.start_checks import check_images, check_start
 from pipemax.vllm_ext.launch.structured_outputs import check_structured_outputs
 from pipemax.wire import (

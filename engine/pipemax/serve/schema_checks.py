@@ -1,14 +1,16 @@
-"""Check, before any engine starts, that a JSON schema can be enforced during generation and can be satisfied.
+"""Check, before any engine starts, that a schema, regular expression or grammar can be enforced during generation.
 
-Two grammar compilers that come with vLLM check it: xgrammar, which vLLM normally uses, and llguidance, its substitute.
-Only llguidance finds contradictions across a schema and names the keywords that it does not know; xgrammar ignores the
-keywords that it does not know. This module does not know how many tokens the shortest output takes.
+A JSON schema must also be one that can be satisfied. Two grammar compilers that come with vLLM check it: xgrammar,
+which vLLM normally uses, and llguidance, its substitute. Only llguidance finds contradictions across a schema and names
+the keywords that it does not know; xgrammar ignores the keywords that it does not know. This module does not know how
+many tokens the shortest output takes.
 """
 
 import json
 import re
 from collections.abc import Sequence
 
+from pipemax.answers.patterns.plain import plain_regex
 from pipemax.answers.patterns.schemas import for_guidance, for_python, for_xgrammar, places_of
 from pipemax.config import EngineConfig
 from pipemax.generation import Sampling
@@ -38,8 +40,38 @@ def check_response_format(text: str) -> None:
     try:
         xgrammar.Grammar.from_json_schema(for_xgrammar(text))
     except (RuntimeError, ValueError) as error:
-        reason = _PLACE_IN_XGRAMMAR.sub("", str(error).strip())
-        raise ValueError(f"response_format cannot be enforced while generating: {reason}") from error
+        raise ValueError(f"response_format cannot be enforced while generating: {_reason(error)}") from error
+
+
+def check_constraint(sampling: Sampling) -> None:
+    """Raise ``ValueError`` if the regular expression or grammar cannot be enforced while generating."""
+    if sampling.regex is None and sampling.grammar is None:
+        return
+    import xgrammar  # imported only for these: an engine may run without it
+
+    try:
+        if sampling.regex is not None:
+            xgrammar.Grammar.from_regex(_plain(sampling.regex))
+        elif "::=" in (grammar := sampling.grammar or ""):
+            xgrammar.Grammar.from_ebnf(grammar)
+        else:
+            xgrammar.Grammar.from_lark(grammar)
+    except (RuntimeError, ValueError) as error:
+        name = "grammar" if sampling.regex is None else "regex"
+        reason = _reason(error).splitlines()[0]
+        raise ValueError(f"{name} cannot be enforced while generating: {reason}") from error
+
+
+def _plain(regex: str) -> str:
+    try:
+        return plain_regex(regex)
+    except ValueError as error:
+        raise ValueError(f"{regex!r} has {error}; write it without") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what xgrammar says, without the place in its sources."""
+    return _PLACE_IN_XGRAMMAR.sub("", str(error).strip())
 
 
 def settings_for(config: EngineConfig, asked: Sequence[Sampling]) -> dict[str, str]:

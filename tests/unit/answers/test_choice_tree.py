@@ -14,20 +14,19 @@ def tree(*choices: str) -> ChoiceTree:
     return ChoiceTree.of(choices, lambda text: [ord(letter) for letter in text], [END])
 
 
-def test_choices_with_different_first_tokens_part_at_one_place() -> None:
-    (node,) = tree("bug", "question", "praise").nodes
-    assert node.prefix == ()
-    assert node.branches == {ord("b"): "bug", ord("q"): "question", ord("p"): "praise"}
-
-
-def test_what_all_choices_share_is_not_asked_for() -> None:
-    (node,) = tree('{"a": 1}', '{"a": 2}').nodes
-    assert node.prefix == tuple(map(ord, '{"a": '))
-
-
-def test_a_choice_that_begins_another_one_is_told_apart_by_the_end_token() -> None:
-    (node,) = tree("lib", "libs").nodes
-    assert node.branches == {END: "lib", ord("s"): "libs"}
+@pytest.mark.parametrize(
+    ("choices", "shared", "branches"),
+    [
+        (("bug", "question"), "", {ord("b"): "bug", ord("q"): "question"}),
+        (('{"a": 1}', '{"a": 2}'), '{"a": ', {ord("1"): '{"a": 1}', ord("2"): '{"a": 2}'}),
+        (("lib", "libs"), "lib", {END: "lib", ord("s"): "libs"}),
+    ],
+)
+def test_only_where_choices_part_is_asked_and_a_choice_that_begins_another_parts_by_its_end(
+    choices: tuple[str, ...], shared: str, branches: dict[int, str]
+) -> None:
+    (node,) = tree(*choices).nodes
+    assert (node.prefix, node.branches) == (tuple(map(ord, shared)), branches)
 
 
 def test_probabilities_are_products_along_the_way_and_sum_to_one() -> None:

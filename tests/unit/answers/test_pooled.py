@@ -69,11 +69,3 @@ def test_a_row_with_a_failed_ask_is_an_error(reply: Reply, code: ErrorCode) -> N
     assert done.error is not None
     assert done.error.code == code
     assert done.score is None
-
-
-def test_an_aborted_row_gives_its_open_asks_and_no_completion() -> None:
-    rows = book_with_a_pair()
-    rows.take("q", Reply(pooled=vector(0, 1)))
-    assert rows.abort(["row", "unknown"]) == ["d"]
-    assert rows.take("d", Reply(pooled=vector(0, 1))) == ([], None)
-    assert rows.abort(["row"]) == []

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pipemax.checkpoint.adapters import check_adapters, max_rank, unknown_adapter, with_adapters
+from pipemax.checkpoint.adapters import check_adapters, max_rank
 from pipemax.config import EngineConfig
 
 
-def config_with(directory: Path, ranks: dict[str, object], *, weights: bytes = b"w") -> EngineConfig:
+def config_with(directory: Path, ranks: dict[str, object]) -> EngineConfig:
     for name, rank in ranks.items():
         (directory / name).mkdir()
         (directory / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
-        (directory / name / "adapter_model.safetensors").write_bytes(weights)
+        (directory / name / "adapter_model.safetensors").write_bytes(b"w")
     return EngineConfig(model="m", lora={name: str(directory / name) for name in ranks})
 
 
@@ -39,18 +39,3 @@ def test_a_directory_that_is_no_adapter_is_refused_with_its_name(tmp_path: Path)
     (tmp_path / "b" / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"adapter 'b': .* holds no weights"):
         check_adapters(config)
-
-
-def test_a_model_with_adapters_is_another_one_whenever_an_adapter_changes(tmp_path: Path) -> None:
-    config = config_with(tmp_path, {"a": 8})
-    before = with_adapters("model", config)
-    assert before != "model"
-    assert with_adapters("model", config) == before
-    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"x")
-    assert with_adapters("model", config) != before
-    assert with_adapters("model", EngineConfig(model="m")) == "model"
-
-
-def test_an_unknown_adapter_is_answered_with_the_known_ones() -> None:
-    assert unknown_adapter("c", ["a", "b"]) == "there is no adapter 'c': the engine config names a, b"
-    assert "names none" in unknown_adapter("c", [])

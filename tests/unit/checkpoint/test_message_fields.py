@@ -73,12 +73,6 @@ def test_a_template_that_reads_none_makes_the_row_an_error_by_name(plain: Any, t
     assert f"message 1 has the field {name!r}, which the model's chat template does not read" in error.message
 
 
-def test_a_field_that_no_template_knows_is_an_error_by_name(tools: Any) -> None:
-    error = encoded(tools, message("user", "Hi", weight=3))
-    assert isinstance(error, RequestError)
-    assert "'weight'" in error.message
-
-
 @pytest.mark.parametrize(
     ("arguments", "written"),
     [

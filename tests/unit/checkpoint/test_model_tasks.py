@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedConfig
 
-from pipemax.checkpoint.model_tasks import check_task, check_tasks
+from pipemax.checkpoint.model_tasks import check_task
 from pipemax.config import EngineConfig
 from pipemax.generation import Sampling
 
@@ -62,10 +62,6 @@ def test_other_tasks_are_left_to_vllm(task: str, architecture: str, empty: str) 
     check(task, architecture, model=empty)
 
 
-def test_a_cross_encoder_has_one_label(empty: str) -> None:
-    check("score", "BertForSequenceClassification", model=empty, num_labels=1)
-
-
 def test_a_checkpoint_of_sentence_transformers_embeds_whatever_its_architecture(tmp_path: Path) -> None:
     modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
@@ -73,7 +69,8 @@ def test_a_checkpoint_of_sentence_transformers_embeds_whatever_its_architecture(
         check("generate", "Qwen3ForCausalLM", model=str(tmp_path))
 
 
-def test_what_the_user_has_vllm_do_with_a_model_is_left_to_vllm(empty: str) -> None:
+def test_what_the_user_has_vllm_do_with_a_model_and_a_cross_encoder_are_left_to_vllm(empty: str) -> None:
+    check("score", "BertForSequenceClassification", model=empty, num_labels=1)
     check("classify", "Qwen3ForCausalLM", model=empty, vllm={"convert": "classify"})
 
 
@@ -101,10 +98,3 @@ def test_a_chat_template_is_for_generation(empty: str) -> None:
     config = EngineConfig.parse({"model": empty, "task": "embed", "chat": "always"})
     with pytest.raises(ValueError, match="without a chat template"):
         check_task(config, PreTrainedConfig(architectures=["BertModel"]), Sampling(task="embed"))
-
-
-def test_rows_must_have_the_engines_task() -> None:
-    config = EngineConfig.parse({"model": "m", "task": "embed"})
-    check_tasks(config, [Sampling(task="embed")])
-    with pytest.raises(ValueError, match="the job's task is generate, and the engine config's is embed"):
-        check_tasks(config, [Sampling()])

@@ -1,6 +1,8 @@
 """``pipemax check-node``: what is wrong is said before an engine starts, and the verdict is the command's status."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipemax.cli.app import app
+from pipemax.cli.check_node import as_first_replica
 from pipemax.config import EngineConfig, Policy
 from pipemax.control.controller_config import StageConfig
 from pipemax.control.times.calibration import Calibration, load_calibration
@@ -20,6 +23,16 @@ from pipemax.vllm_ext.node_check.node import CheckedNode
 TIME = StepTimeModel.linear(alpha_s=1e-3, beta_s=1e-7, delta_s=1e-2)
 STAGE = StageConfig(kv_bytes_per_token=1024, h2d_bytes_per_s=4e9, decode_time=TIME, prefill_time=TIME)
 CALIBRATION = Calibration(device="d", model="m", measured="today", stages=(STAGE,))
+IN_ITS_PLACE = """
+import os
+from pipemax.cli.check_node import as_first_replica
+from pipemax.config import EngineConfig
+
+before = len(os.sched_getaffinity(0))
+config = as_first_replica(EngineConfig(model="any", replicas=2, cpu_kv_gib=3.0))
+assert len(os.sched_getaffinity(0)) == max(1, before // 2), os.sched_getaffinity(0)
+assert (config.replicas, config.cpu_kv_gib) == (None, 1.5), config
+"""
 ERROR = PredictionError(num_steps=10, within_5_percent=0.9, worst=0.2, mean=0.02)
 
 
@@ -85,3 +98,9 @@ def test_the_verdict_is_printed_and_is_the_commands_status(
         assert load_calibration(out) == CALIBRATION
         assert "90% within 5 %" in result.output
     assert json.loads(report.read_text())["verdict"] == verdict
+
+
+def test_the_node_of_a_config_with_replicas_is_checked_in_the_first_one_s_place() -> None:
+    config = EngineConfig(model="any")
+    assert as_first_replica(config) is config, "without replicas nothing changes"
+    subprocess.run([sys.executable, "-c", IN_ITS_PLACE], check=True, timeout=60)

@@ -11,7 +11,6 @@ from pipemax.generation import Completion, GenerationRequest, Image, Message, Re
 from pipemax.replicas.messages import (
     Abort,
     Ended,
-    FromReplica,
     InputOpen,
     Report,
     SetLimits,
@@ -19,12 +18,12 @@ from pipemax.replicas.messages import (
     Steps,
     Submit,
     TakeSteps,
-    ToReplica,
-    from_replica_line,
+    line_of,
     lines_of,
-    read_from_replica,
-    read_to_replica,
-    to_replica_line,
+    read_line,
+)
+from pipemax.replicas.messages import (
+    Message as ReplicaMessage,
 )
 
 LIMITS = StepLimits(step_tokens=8192, running_rows=640)
@@ -54,17 +53,6 @@ ANSWERS = (
         InputOpen(is_open=True),
         SetLimits(limits=LIMITS),
         TakeSteps(),
-    ],
-)
-def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:
-    line = to_replica_line(message)
-    assert line.count(b"\n") == 1
-    assert read_to_replica(line) == message
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
         Ended(completions=ANSWERS),
         Started(policy={"chosen": "vllm", "settings": {"mixed_step_tokens": 256}}),
         Started(most_limits=LIMITS),
@@ -72,18 +60,18 @@ def test_what_a_replica_hears_is_what_was_said(message: ToReplica) -> None:
         Report(stats=EngineStats(phase="decode", metrics={"evictions": 2.0}), credit_tokens=-5, heard=3),
     ],
 )
-def test_what_a_replica_says_is_what_is_heard(message: FromReplica) -> None:
-    line = from_replica_line(message)
+def test_what_is_said_to_a_replica_and_by_it_is_heard_as_it_was_said(message: ReplicaMessage) -> None:
+    line = line_of(message)
     assert line.count(b"\n") == 1
-    assert read_from_replica(line) == message
+    assert read_line(line) == message
 
 
 def test_text_that_is_not_utf_8_ends_nobody() -> None:
     odd = Ended(completions=(Completion(request_id="1", text="a\udc80b"), *ANSWERS))
-    heard = read_from_replica(from_replica_line(odd))
+    heard = read_line(line_of(odd))
     assert isinstance(heard, Ended)
     assert heard.completions == (Completion(request_id="1", text="a?b"), *ANSWERS)
-    told = read_to_replica(to_replica_line(Submit(number=1, requests=(replace(SHOWN, system="a\udc80"),))))
+    told = read_line(line_of(Submit(number=1, requests=(replace(SHOWN, system="a\udc80"),))))
     assert isinstance(told, Submit)
     assert told.requests == (replace(SHOWN, system="a?"),)
 

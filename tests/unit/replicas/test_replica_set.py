@@ -77,9 +77,8 @@ def pid_of(engine: ReplicaSet, number: int) -> int:
     return pid
 
 
-@pytest.mark.parametrize("policy", [pytest.param("vllm", marks=pytest.mark.long), "auto"])
-def test_replicas_start_together_if_the_first_has_nothing_to_measure(policy: str, tmp_path: Path) -> None:
-    with replica_set(2, policy=policy, starts_together=[str(tmp_path), 2]) as engine:
+def test_replicas_start_together_if_the_first_has_nothing_to_measure(tmp_path: Path) -> None:
+    with replica_set(2, policy="auto", starts_together=[str(tmp_path), 2]) as engine:
         assert {own["state"] for own in engine.stats().replicas} == {"up"}
 
 
@@ -122,18 +121,16 @@ def test_rows_with_a_common_beginning_go_to_one_replica() -> None:
 FOR_EVER = 3_600.0
 
 
-@contextmanager
-def killed_with_rows(
-    tmp_path: Path, prompts: Sequence[str], *, rest_s: float
-) -> Iterator[tuple[ReplicaSet, list[Completion]]]:
-    """Yield two replicas, the first of which died with rows, and what ended before. Rows wait while ``held`` exists."""
-    held = tmp_path / "held"
-    limits = RestartLimits(first_rest_s=rest_s)
+def test_one_that_is_killed_in_mid_work_loses_and_doubles_nothing_and_the_other_goes_on(
+    tmp_path: Path,
+) -> None:
+    prompts, held = [f"prompt {i}" for i in range(300)], tmp_path / "held"
+    limits = RestartLimits(first_rest_s=FOR_EVER)
     with replica_set(2, limits=limits, held_by=str(held), held_row_s=FOR_EVER) as engine:
         rows = requests(prompts)
         engine.submit(rows[:40])
         ended = poll_until(engine, 40)
-        held.touch()
+        held.touch()  # rows wait while it exists
         engine.submit(rows[40:])
         wait_until(
             lambda: (
@@ -142,44 +139,12 @@ def killed_with_rows(
         )
         os.kill(pid_of(engine, 1), signal.SIGKILL)
         wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] != "up")
-        yield engine, ended
-
-
-def test_one_that_is_killed_in_mid_work_loses_and_doubles_nothing_and_the_other_goes_on(
-    tmp_path: Path,
-) -> None:
-    prompts = [f"prompt {i}" for i in range(300)]
-    with killed_with_rows(tmp_path, prompts, rest_s=FOR_EVER) as (engine, ended):
         survivor_done = engine.stats().replicas[1]["rows_done"]
-        (tmp_path / "held").unlink()
+        held.unlink()
         ended += poll_until(engine, 300 - len(ended))
         assert_once_each(ended, prompts)
         assert engine.stats().replicas[1]["rows_done"] == survivor_done + 260
         wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "resting")
-
-
-@pytest.mark.long  # tests/serve/test_replicas_served has it of a server
-def test_one_that_was_killed_comes_back_with_its_counts(tmp_path: Path) -> None:
-    prompts = [f"prompt {i}" for i in range(300)]
-    with killed_with_rows(tmp_path, prompts, rest_s=0.01) as (engine, ended):
-        wait_until(lambda: not engine.poll(0.01) and engine.stats().replicas[0]["state"] == "up")
-        (tmp_path / "held").unlink()
-        ended += poll_until(engine, 300 - len(ended))
-        assert_once_each(ended, prompts)
-        own, other = engine.stats().replicas
-        assert own["restarts"] == 1
-        assert own["rows_done"] + other["rows_done"] == 300
-
-
-@pytest.mark.long  # as one that is killed
-def test_an_engine_that_dies_in_a_replica_is_replaced_too(tmp_path: Path) -> None:
-    prompts = [f"prompt {i}" for i in range(40)]
-    marked = [*prompts[:-1], f"prompt 39 [[die-once {tmp_path}/died]]"]
-    with replica_set(2, latency_s=0.02) as engine:
-        engine.submit(requests(marked))
-        ended = poll_until(engine, 40)
-        assert {completion.request_id for completion in ended} == {str(i) for i in range(40)}
-        assert sum(own["restarts"] for own in engine.stats().replicas) <= 1
 
 
 def test_a_row_that_kills_two_replicas_ends_the_engine_and_the_rest_has_come_before() -> None:
@@ -302,15 +267,6 @@ def test_credit_is_that_of_all_and_counts_rows_before_a_replica_has_heard_of_the
         )
         os.kill(pid_of(engine, 2), signal.SIGKILL)
         wait_until(lambda: engine.poll(0.01) == [] and engine.admission_credit_tokens() <= 1_000, what="one")
-
-
-@pytest.mark.long  # as one that measures and does not start, above
-def test_a_replica_that_does_not_start_is_told_with_its_reason() -> None:
-    with (
-        pytest.raises(EngineStartError, match=r"replica [12]: the fake may not"),
-        replica_set(2, start_error="the fake may not"),
-    ):
-        pass
 
 
 def test_more_replicas_than_gpus_are_told() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -66,8 +67,8 @@ def requests_of(
             faults.append((row_id, RequestError(**fault)))
             continue
         asked = job if question is None else questions[question]
-        row = _Row(f"{id_prefix}{row_id}", asked, system)
-        request = guarded(row.request, tuple(of_row), ErrorCode.INVALID_PROMPT)
+        work = partial(_request, f"{id_prefix}{row_id}", asked, system)
+        request = guarded(work, tuple(of_row), ErrorCode.INVALID_PROMPT)
         if isinstance(request, RequestError):
             faults.append((row_id, request))
         else:
@@ -75,28 +76,19 @@ def requests_of(
     return requests, faults
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What a row's request has besides the row's own values."""
-
-    request_id: str
-    job: Sampling
-    system: str | None
-
-    def request(self, values: tuple[Any, Any, Any, Any]) -> GenerationRequest:
-        """Return the request of the row's prompt, messages, images and overrides."""
-        for value in values:
-            if isinstance(value, Exception):
-                raise value
-        prompt, messages, images, overrides = values
-        prompt, turns = _with_images(prompt, _messages(messages), _images(images))
-        return GenerationRequest(
-            request_id=self.request_id,
-            prompt=prompt,
-            messages=turns,
-            system=self.system,
-            sampling=_sampling(self.job, overrides, prompt, turns),
-        )
+def _request(
+    request_id: str, job: Sampling, system: str | None, values: tuple[Any, Any, Any, Any]
+) -> GenerationRequest:
+    """Return the request of a row's prompt, messages, images and overrides."""
+    for value in values:
+        if isinstance(value, Exception):
+            raise value
+    prompt, messages, images, overrides = values
+    prompt, turns = _with_images(prompt, _messages(messages), _images(images))
+    sampling = _sampling(job, overrides, prompt, turns)
+    return GenerationRequest(
+        request_id=request_id, prompt=prompt, messages=turns, system=system, sampling=sampling
+    )
 
 
 def completion_batch(rows: Sequence[FinishedRow]) -> pa.RecordBatch:

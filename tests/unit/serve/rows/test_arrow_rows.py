@@ -29,13 +29,6 @@ def test_a_request_has_the_job_s_sampling_where_the_row_says_nothing() -> None:
     assert requests[0].system == "Be brief."
 
 
-def test_a_row_may_name_an_adapter_in_place_of_the_job_s() -> None:
-    batch = request_batch(["a", "b"], overrides=[None, {"lora": "blue"}])
-    requests, faults = requests_of(batch, job=Sampling(lora="red"), system=None, id_prefix="")
-    assert faults == []
-    assert [request.sampling.lora for request in requests] == ["red", "blue"]
-
-
 def test_messages_become_turns_and_an_incomplete_turn_an_error_row() -> None:
     good = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
     bad = [{"role": "user", "content": None}]

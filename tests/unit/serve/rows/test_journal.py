@@ -45,13 +45,6 @@ def test_an_orderly_end_keeps_suspects_and_verdicts(tmp_path: Path) -> None:
     assert successor.groups == [{_key(2)}, {_key(3)}]
 
 
-def test_equal_rows_run_until_the_last_of_them_has_ended(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "a.journal")
-    journal.start([_key(1), _key(1)])
-    journal.end([_key(1)], good=True)
-    assert Journal(tmp_path / "a.journal").suspects.deaths_alone == {_key(1): 1}
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([200, 10_000]))
 def test_a_successor_knows_what_ran_however_often_the_file_was_compacted(
