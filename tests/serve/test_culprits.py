@@ -45,12 +45,12 @@ def test_one_row_that_kills_the_engine_among_two_sessions_is_an_error_row(
     fake_engine_python: EnginePython,
 ) -> None:
     opts = options(fake_engine_python(), max_num_seqs=64, latency_s=0.02)
-    prompts = [[f"session {session} row {row}" for row in range(32)] for session in range(2)]
-    prompts[1][21] += " [[die]]"
+    prompts = [[f"session {session} row {row}" for row in range(8)] for session in range(2)]
+    prompts[1][5] += " [[die]]"
     rows = at_once(lambda of_session: run_prompts(of_session, opts), prompts)
     assert _culprits(prompts[0], rows[0]) == []
-    assert _culprits(prompts[1], rows[1]) == [prompts[1][21]]
-    assert _servers_started(opts) - 1 <= 6 + 2  # log2(64), and the two deaths in runs of one row
+    assert _culprits(prompts[1], rows[1]) == [prompts[1][5]]
+    assert _servers_started(opts) - 1 <= 4 + 2  # log2(16), and the two deaths in runs of one row
 
 
 @pytest.mark.parametrize("mark", ["[[crash]]", pytest.param("[[abort]]", marks=pytest.mark.long)])
@@ -58,14 +58,14 @@ def test_a_row_that_kills_the_whole_server_is_found_and_not_run_again(
     fake_engine_python: EnginePython, mark: str
 ) -> None:
     opts = options(fake_engine_python(), latency_s=0.02)
-    prompts = [f"row {row}" for row in range(16)]
-    prompts[10] += f" {mark}"
-    assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[10]]
+    prompts = [f"row {row}" for row in range(8)]
+    prompts[6] += f" {mark}"
+    assert _culprits(prompts, run_prompts(prompts, opts)) == [prompts[6]]
     started = _servers_started(opts)
-    assert started - 1 <= 4 + 2
+    assert started - 1 <= 3 + 2
     # The same row again in this application, in another task: answered without a death.
-    again = [prompts[10], "another"]
-    assert _culprits(again, run_prompts(again, opts)) == [prompts[10]]
+    again = [prompts[6], "another"]
+    assert _culprits(again, run_prompts(again, opts)) == [prompts[6]]
     assert _servers_started(opts) == started
 
 

@@ -66,6 +66,7 @@ def test_a_machine_whose_gpu_fails_again_and_again_fails_the_task_and_is_named(
     assert [row["text"] for row in rows] == [expected_text(prompt) for prompt in prompts]
 
 
+@pytest.mark.long  # as a row that kills the engine, in test_culprits
 def test_a_row_that_trips_a_kernel_s_assertion_is_found_and_condemned(
     fake_engine_python: EnginePython,
 ) -> None:
