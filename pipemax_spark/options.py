@@ -17,9 +17,9 @@ from pipemax_spark.request.generation import check_pooling
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import is_remote, plain_path
+from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ROW_FAULT
-from pipemax_spark.storage.tables import is_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,10 +39,10 @@ from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.workdir import WorkDirectory, work_base
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers
 from pipemax_spark.storage.output_table import OutputTable, open_table
-from pipemax_spark.storage.tables import is_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, cause_of
@@ -23,15 +22,16 @@ from pipemax_spark.storage.hadoop import plain_path
 from pipemax_spark.storage.iceberg_catalog import IcebergCatalog, missing_columns
 from pipemax_spark.storage.iceberg_commits import (
     NOTE,
+    RETRY_PAUSE_S,
     ROWS,
     can_fence,
     commit_fenced,
     is_conflict,
+    is_lost_race,
     last_number,
-    retried,
 )
 from pipemax_spark.storage.partition_values import ChangedValues, changed_in_iceberg
-from pipemax_spark.storage.tables import KEY, Commit, Replaced, Transaction
+from pipemax_spark.storage.tables import KEY, Commit, CommitHistory, Replaced, Transaction, retried
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 
 _STAGING = "pipemax-"
 _VIEW = "pipemax_replaced"
-_MERGE_ATTEMPTS = 5
 _SOURCE = "source-snapshot-id"
 """Iceberg's mark of a snapshot whose files come from another one: an expiry of the other one keeps the files."""
 _PINS = ("versionasof", "snapshot-id", "tag", "branch", "timestampasof", "as-of-timestamp")
@@ -61,7 +60,7 @@ class _Staged:
         return sum(int(file.recordCount()) for file in self.files)
 
 
-class IcebergTable:
+class IcebergTable(CommitHistory):
     """A table that may not exist yet."""
 
     format_name = "Iceberg"
@@ -231,42 +230,14 @@ class IcebergTable:
 
         Tried again if another writer changed the same files meanwhile.
         """
-        for attempt in range(1, _MERGE_ATTEMPTS + 1):
-            try:
-                self._replace(session, rows, replaced, transaction)
-                return
-            except CommitRefusedError:
-                raise
-            except Exception as error:
-                if attempt == _MERGE_ATTEMPTS or not is_conflict(error):
-                    raise
+        retried(lambda: self._replace(session, rows, replaced, transaction), transaction.note, is_conflict)
 
     def compact(self) -> tuple[int, int]:
         """Join small files by Iceberg's ``rewrite_data_files``; return the numbers of files before and after."""
         return self._catalog.rewrite_data_files()
 
-    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
-        """Return the commit with this note after ``since_version``, or None."""
-        matching = (c for c in self._history(since_version) if c is not None and c.note == note)
-        return next(matching, None)
-
-    def notes(self, prefix: str, *, since_version: int) -> list[str]:
-        """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""
-        return [c.note for c in self._history(since_version) if c is not None and c.note.startswith(prefix)]
-
-    def recent_notes(self, prefix: str, *, commits: int) -> list[str]:
-        """Return the notes of the last ``commits`` commits that begin with ``prefix``, the latest first."""
-        recent = islice(self._history(0), commits)
-        return [commit.note for commit in recent if commit is not None and commit.note.startswith(prefix)]
-
-    def commits_since(self, version: int) -> list[Commit] | None:
-        """Return all commits after ``version``, the latest first; None if some of their snapshots have expired."""
-        commits = [*self._history(version)]
-        known = [commit for commit in commits if commit is not None]
-        return known if len(known) == len(commits) else None
-
-    def _history(self, since_version: int) -> Iterator[Commit | None]:
-        """Yield the main branch's commits after ``since_version``, the latest first; None in place of expired ones."""
+    def history(self, since_version: int, *, expected: int = 0) -> Iterator[Commit | None]:
+        """Yield the main branch's commits, as in ``CommitHistory``, however many are ``expected``."""
         table = self._catalog.load()
         snapshot = table.currentSnapshot()
         while snapshot is not None and snapshot.sequenceNumber() > since_version:
@@ -369,8 +340,7 @@ class IcebergTable:
     def _staged(self, transaction: Transaction) -> Iterator[str]:
         """Yield the name of a branch of the table's present state, which is dropped at exit."""
         name = f"{_STAGING}{transaction.version}-{uuid.uuid4().hex[:12]}"
-        with self._commits:
-            retried(lambda: self._catalog.load().manageSnapshots().createBranch(name).commit(), name)
+        self._change_branch(name, lambda snapshots: snapshots.createBranch(name))
         try:
             yield name
         finally:
@@ -378,10 +348,18 @@ class IcebergTable:
 
     def _drop(self, branch: str) -> None:
         try:
-            with self._commits:
-                retried(lambda: self._catalog.load().manageSnapshots().removeBranch(branch).commit(), branch)
+            self._change_branch(branch, lambda snapshots: snapshots.removeBranch(branch))
         except Exception:  # the next claim drops it
             log.warning("branch %s of %s could not be dropped", branch, self.name, exc_info=True)
+
+    def _change_branch(self, branch: str, change: "Callable[[JavaObject], JavaObject]") -> None:
+        with self._commits:
+            retried(
+                lambda: change(self._catalog.load().manageSnapshots()).commit(),
+                branch,
+                is_lost_race,
+                pause_s=RETRY_PAUSE_S,
+            )
 
     def _write(self, rows: "DataFrame", branch: str, *, source: int | None = None) -> "_Staged":
         """Append the rows to the branch and return their files.

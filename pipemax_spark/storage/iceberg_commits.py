@@ -10,19 +10,15 @@ properties rather than properties of snapshots, because ``expire_snapshots`` rem
 A commit always adds a snapshot to the main branch, even an empty one: a REST catalog compares only the branch.
 """
 
-import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import CommitRefusedError, cause_of
-from pipemax_spark.storage.tables import Transaction
+from pipemax_spark.storage.tables import Transaction, retried
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
-
-log = logging.getLogger(__name__)
 
 NUMBER_PROPERTY = "pipemax.transaction."
 """Table property: the highest number that was committed under the application id after this prefix."""
@@ -30,7 +26,8 @@ NOTE, APPLICATION, NUMBER, ROWS = "pipemax.commit", "pipemax.application", "pipe
 """Properties of our snapshots: the transaction's three facts and the rows that it adds."""
 
 _VALIDATOR = "org.apache.iceberg.SnapshotAncestryValidator"
-_ATTEMPTS = 5
+RETRY_PAUSE_S = 1.0
+"""Before a commit is repeated that other writers have outrun, after Iceberg's own retries."""
 
 
 class CommitValidator:
@@ -79,7 +76,7 @@ def commit_fenced(
     *,
     begin: Callable[["JavaObject"], "JavaObject"],
     summary: Mapping[str, str],
-    pause_s: float = 1.0,
+    pause_s: float = RETRY_PAUSE_S,
 ) -> None:
     """Commit a change of files as a snapshot with the transaction's facts and this ``summary``.
 
@@ -111,22 +108,7 @@ def commit_fenced(
                 raise CommitRefusedError(f"{transaction.note}: {cause_of(error)}") from error
             raise
 
-    retried(commit, transaction.note, pause_s=pause_s)
-
-
-def retried(commit: Callable[[], object], note: str, *, pause_s: float = 1.0) -> None:
-    """Commit, and retry if Iceberg gives up after its own retries, because other writers were faster each time."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            commit()
-            return
-        except CommitRefusedError:
-            raise
-        except Exception as error:
-            if attempt == _ATTEMPTS or not is_lost_race(error):
-                raise
-            log.warning("%s is retried, because other writers were faster: %s", note, error)
-            time.sleep(pause_s)
+    retried(commit, transaction.note, is_lost_race, pause_s=pause_s)
 
 
 def is_lost_race(error: BaseException) -> bool:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.iceberg_catalog import is_in_iceberg_catalog
-from pipemax_spark.storage.names import provider_of
-from pipemax_spark.storage.tables import DeltaTable, is_path
+from pipemax_spark.storage.names import is_path, provider_of
+from pipemax_spark.storage.tables import DeltaTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

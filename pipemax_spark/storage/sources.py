@@ -12,9 +12,9 @@ from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.bad_lines import BadLines, unless_unreadable
 from pipemax_spark.storage.hadoop import HadoopFiles, options_for_files
 from pipemax_spark.storage.iceberg import IcebergTable
-from pipemax_spark.storage.names import exists, provider_of
+from pipemax_spark.storage.names import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, exists, is_path, provider_of
 from pipemax_spark.storage.output_table import open_table
-from pipemax_spark.storage.tables import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, DeltaTable, is_path
+from pipemax_spark.storage.tables import DeltaTable
 from pipemax_spark.storage.text_files import TEXT_FORMATS, TextFiles, open_text_files
 
 if TYPE_CHECKING:

@@ -7,18 +7,19 @@ knows nothing of annotations.
 import hashlib
 import logging
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
 from pipemax_spark.spark.helper_columns import free_name
 from pipemax_spark.spark.sql import literal, quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
-from pipemax_spark.storage.names import provider_of, sql_name
+from pipemax_spark.storage.names import is_path, provider_of, sql_name
 from pipemax_spark.storage.partition_values import ChangedValues, changed_in_delta
 
 if TYPE_CHECKING:
@@ -45,33 +46,6 @@ _FIRST_COMMITS_READ = 16
 _GROWTH = 8
 _MARK_BYTES = 1 << 16
 """Enough of a commit's file, which may be large, to hold the commit's time and random names of its files."""
-
-FORMATS_BY_SUFFIX = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
-COMPRESSION_SUFFIXES = (".gz", ".bz2", ".zst", ".snappy", ".lz4", ".deflate")
-
-
-def is_path(name: str) -> bool:
-    """Tell whether the name is a path rather than a table's name.
-
-    ``catalog.schema.table`` is a table whatever its last part is, because a table may be called ``csv``. Other names
-    are paths if they end as a file does: ``rows.csv``, ``rows.csv.gz``, ``rows.2024.csv``.
-    """
-    if "/" in name or name.startswith("."):
-        return True
-    suffixes = PurePosixPath(name).suffixes[-2:]
-    is_compressed = (
-        len(suffixes) == 2 and suffixes[0] in FORMATS_BY_SUFFIX and suffixes[1] in COMPRESSION_SUFFIXES
-    )
-    parts = name.split(".")
-    if len(parts) == 3 and all(re.fullmatch(r"\w+", part) and not part.isdigit() for part in parts):
-        return is_compressed
-    return is_compressed or PurePosixPath(name).suffix in (*FORMATS_BY_SUFFIX, ".gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +86,37 @@ class Replaced:
     """SQL that is true for a row of ``t`` which may be replaced."""
 
 
-class DeltaTable:
+class CommitHistory:
+    """The commits of a table of either format."""
+
+    def history(self, since_version: int, *, expected: int = _FIRST_COMMITS_READ) -> Iterator[Commit | None]:
+        """Yield the commits after ``since_version``, the latest first; None in place of those that are forgotten.
+
+        ``expected`` is about the number of commits that the caller takes.
+        """
+        raise NotImplementedError
+
+    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
+        """Return the commit with this note after ``since_version``, or None."""
+        return next((c for c in self.history(since_version) if c is not None and c.note == note), None)
+
+    def notes(self, prefix: str, *, since_version: int) -> list[str]:
+        """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""
+        return [c.note for c in self.history(since_version) if c is not None and c.note.startswith(prefix)]
+
+    def recent_notes(self, prefix: str, *, commits: int) -> list[str]:
+        """Return the notes of the last ``commits`` commits that begin with ``prefix``, the latest first."""
+        recent = islice(self.history(-1, expected=commits), commits)
+        return [c.note for c in recent if c is not None and c.note.startswith(prefix)]
+
+    def commits_since(self, version: int) -> list[Commit] | None:
+        """Return all commits after ``version``, the latest first; None if the table has forgotten some of them."""
+        commits = [*self.history(version)]
+        known = [commit for commit in commits if commit is not None]
+        return known if len(known) == len(commits) else None
+
+
+class DeltaTable(CommitHistory):
     """A table that may not exist yet."""
 
     format_name = "Delta"
@@ -314,49 +318,22 @@ class DeltaTable:
         metrics = self._spark.sql(f"OPTIMIZE {self.sql_name}").collect()[0]["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
-    def find_commit(self, note: str, *, since_version: int) -> Commit | None:
-        """Return the commit with this note after ``since_version``, or None.
-
-        As a rule this is one Spark job over few commits.
-        """
-        for history in self._growing_history(since_version):
-            commit = next((row for row in history if row["userMetadata"] == note), None)
-            if commit is not None:
-                return _commit(commit)
-        return None
-
-    def notes(self, prefix: str, *, since_version: int) -> list[str]:
-        """Return the notes of the commits after ``since_version`` that begin with ``prefix``, the latest first."""
-        *_, history = self._growing_history(since_version)
-        notes = [row["userMetadata"] or "" for row in history if row["version"] > since_version]
-        return [note for note in notes if note.startswith(prefix)]
-
-    def recent_notes(self, prefix: str, *, commits: int) -> list[str]:
-        """Return the notes of the last ``commits`` commits that begin with ``prefix``, the latest first."""
-        notes = [row["userMetadata"] or "" for row in self._history(commits)]
-        return [note for note in notes if note.startswith(prefix)]
-
-    def _growing_history(self, since_version: int) -> Iterator[list["Row"]]:
-        """Yield the latest commits, newest first, and more of them, until those after ``since_version`` are there."""
-        commits = _FIRST_COMMITS_READ
+    def history(self, since_version: int, *, expected: int = _FIRST_COMMITS_READ) -> Iterator[Commit | None]:
+        """Yield the commits, as in ``CommitHistory``: as a rule by one Spark job, and by more if there are more."""
+        oldest, commits = None, expected
         while True:
-            history = self._history(commits)
-            yield history
-            if len(history) < commits or history[-1]["version"] <= since_version:
-                return
+            latest = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
+            rows = latest.select("version", "operation", "userMetadata", "operationMetrics").collect()
+            oldest = rows[0]["version"] + 1 if oldest is None else oldest
+            for row in rows:
+                if since_version < row["version"] < oldest:
+                    oldest = row["version"]
+                    yield _commit(row)
+            if len(rows) < commits or rows[-1]["version"] <= since_version:
+                break
             commits *= _GROWTH
-
-    def commits_since(self, version: int) -> list[Commit] | None:
-        """Return all commits after ``version``, the latest first; None if the history no longer has some of them."""
-        *_, history = self._growing_history(version)
-        commits = [_commit(row) for row in history if row["version"] > version]
-        is_whole = len(commits) == history[0]["version"] - version
-        return commits if is_whole else None
-
-    def _history(self, commits: int) -> list["Row"]:
-        """Return the latest commits, newest first."""
-        history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name} LIMIT {commits}")
-        return history.select("version", "operation", "userMetadata", "operationMetrics").collect()
+        if oldest != since_version + 1:
+            yield None
 
     def _append(self, rows: "DataFrame", options: Mapping[str, str]) -> None:
         writer = rows.write.format("delta").mode("append").options(**options)
@@ -379,17 +356,33 @@ def _try_commit(commit: Callable[[], object], note: str) -> None:
 
     Raise ``CommitRefusedError`` if Delta refuses the commit.
     """
+
+    def commit_or_refuse() -> None:
+        try:
+            commit()
+        except Exception as error:
+            if _REFUSED in str(error):
+                raise CommitRefusedError(f"{note}: {cause_of(error)}") from error
+            raise
+
+    retried(commit_or_refuse, note, lambda error: _FOREIGN.search(str(error)) is not None)
+
+
+def retried(
+    commit: Callable[[], object], note: str, can_repeat: Callable[[Exception], bool], *, pause_s: float = 0.0
+) -> None:
+    """Commit, and repeat it after errors that other writers' commits have caused, up to five times in all."""
     for attempt in range(1, _COMMIT_ATTEMPTS + 1):
         try:
             commit()
             return
+        except CommitRefusedError:
+            raise
         except Exception as error:
-            text = str(error)
-            if _REFUSED in text:
-                raise CommitRefusedError(f"{note}: {cause_of(error)}") from error
-            if attempt == _COMMIT_ATTEMPTS or not _FOREIGN.search(text):
+            if attempt == _COMMIT_ATTEMPTS or not can_repeat(error):
                 raise
             log.warning("%s is retried, because another writer changed the table: %s", note, cause_of(error))
+            time.sleep(pause_s)
 
 
 def _commit(row: "Row") -> Commit:
