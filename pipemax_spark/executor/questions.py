@@ -63,48 +63,30 @@ class AnswersByRow:
 
     def __init__(self, questions: int) -> None:
         self._questions = questions
-        self._batches: dict[int, pa.RecordBatch] = {}
-        self._open: dict[int, int] = {}  # batch -> its completions that are held
-        self._next = 0
-        self._places: dict[int, dict[int, tuple[int, int]]] = {}  # row -> question -> (batch, place in it)
+        self._held: dict[int, dict[int, pa.RecordBatch]] = {}
+        """Row → question → its completion: a slice, which keeps its batch until all slices of it have gone."""
 
     def add(self, completions: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Take completions; return those of the rows that are now complete.
 
         There is one batch for each question, with the rows' ids in ascending order, or none if no row is complete.
         """
-        number, self._next = self._next, self._next + 1
-        self._batches[number], self._open[number] = completions, completions.num_rows
         complete = []
         for place, request_id in enumerate(completions.column("row_id").to_pylist()):
             row, question = divmod(request_id, self._questions)
-            places = self._places.setdefault(row, {})
-            places[question] = number, place
-            if len(places) == self._questions:
+            answers = self._held.setdefault(row, {})
+            answers[question] = completions.slice(place, 1)
+            if len(answers) == self._questions:
                 complete.append(row)
+        if not complete:
+            return []
         complete.sort()
-        ended = [self._places.pop(row) for row in complete]
-        answers = [
-            self._taken(complete, [places[question] for places in ended])
-            for question in range(self._questions if complete else 0)
+        ended = [self._held.pop(row) for row in complete]
+        row_ids, field = pa.array(complete, pa.int64()), COMPLETION_SCHEMA.field(_ROW_ID)
+        return [
+            pa.concat_batches([answers[question] for answers in ended]).set_column(_ROW_ID, field, row_ids)
+            for question in range(self._questions)
         ]
-        for places in ended:
-            for batch, _ in places.values():
-                self._open[batch] -= 1
-                if self._open[batch] == 0:
-                    del self._open[batch], self._batches[batch]
-        return answers
-
-    def _taken(self, rows: Sequence[int], places: Sequence[tuple[int, int]]) -> pa.RecordBatch:
-        """Return the completions at these places (batch, place in it), with these row ids."""
-        numbers = sorted({batch for batch, _ in places})
-        starts, start = {}, 0
-        for number in numbers:
-            starts[number], start = start, start + self._batches[number].num_rows
-        together = pa.concat_batches([self._batches[number] for number in numbers])
-        taken = together.take(pa.array([starts[batch] + place for batch, place in places], pa.int64()))
-        field = COMPLETION_SCHEMA.field(_ROW_ID)
-        return taken.set_column(_ROW_ID, field, pa.array(rows, pa.int64()))
 
 
 def row_annotations(

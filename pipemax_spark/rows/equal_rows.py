@@ -38,8 +38,7 @@ def frequent_keys(requests: "DataFrame", *, rows_in: int, slices: int) -> dict[s
         return {}
     keys = requests.select(name_in(KEY_COLUMN, requests.columns))
     some = SomeRows.of(keys, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
-    fraction = min(1.0, 1.5 * _SAMPLED_ROWS / some.expected_rows)
-    sampled = some.collect(some.rows.sample(fraction=fraction, seed=0), _SAMPLED_ROWS)
+    sampled = some.collect(some.sampled(_SAMPLED_ROWS), _SAMPLED_ROWS)
     times = Counter(row[0] for row in sampled)
     filled = {
         key: round(slices * count / len(sampled)) for key, count in times.items() if count >= _MIN_TIMES

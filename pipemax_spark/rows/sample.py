@@ -12,8 +12,9 @@ cost of the view's shuffles.
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -44,20 +45,15 @@ def sample_requests(rows: "DataFrame", columns: RequestColumns, rows_in: int) ->
     requests = without_input_columns(columns.add(rows))
     as_json = _AsJson(len(columns.questions))
 
-    def collected(some: "DataFrame", collect: "Callable[[DataFrame], list[Row]]") -> list[dict[str, Any]]:
-        texts = collect(some.mapInArrow(as_json, f"{_REQUEST} string"))
-        return [request for row in texts for request in json.loads(row[0])]
+    def texts_of(some: "DataFrame") -> "DataFrame":
+        return some.mapInArrow(as_json, f"{_REQUEST} string")
 
-    def first(some: "DataFrame") -> "list[Row]":
-        return some.limit(_SAMPLED_ROWS).collect()
-
+    texts: list[Row] = []
     if rows_in > _SAMPLED_ROWS:
         some = SomeRows.of(requests, rows_in=rows_in, looked_at_rows=_LOOKED_AT_ROWS)
-        fraction = min(1.0, 1.5 * _SAMPLED_ROWS / some.expected_rows)
-        sampled = some.rows.sample(fraction=fraction, seed=0)
-        if chosen_requests := collected(sampled, lambda chosen: some.collect(chosen, _SAMPLED_ROWS)):
-            return chosen_requests
-    return collected(requests.limit(_SAMPLED_ROWS), first)
+        texts = some.collect(texts_of(some.sampled(_SAMPLED_ROWS)), _SAMPLED_ROWS)
+    texts = texts or texts_of(requests.limit(_SAMPLED_ROWS)).collect()
+    return [request for row in texts for request in json.loads(row[0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,26 +121,20 @@ class SomeRows:
             rows_per_split = min(rows_per_split, max_rows)
         return cls(rows=rows, expected_rows=math.ceil(wanted * rows_per_split), _draws=tuple(draws))
 
+    def sampled(self, limit: int) -> "DataFrame":
+        """Return some of these rows, drawn at random and by half more than ``limit``, for ``collect``."""
+        return self.rows.sample(fraction=min(1.0, 1.5 * limit / self.expected_rows), seed=0)
+
     def collect(self, chosen: "DataFrame", limit: int) -> list["Row"]:
         """Return up to ``limit`` rows of ``chosen``, which was made from ``self.rows``, in the order of the table."""
         if not self._draws:
             return chosen.limit(limit).collect()
         for splits in self._draws:
-            first = _First(math.ceil(limit / len(splits)))
+            first = partial(_first, count=math.ceil(limit / len(splits)))
             first_rows = chosen.sparkSession.sparkContext.runJob(chosen.rdd, first, splits)
             if first_rows:
                 return first_rows[:limit]
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class _First:
-    """The function of ``runJob``."""
-
-    count: int
-
-    def __call__(self, rows: "Iterable[Row]") -> list["Row"]:
-        return list(islice(rows, self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +150,10 @@ class _FirstRows:
             left -= batch.num_rows
             if left <= 0:
                 return
+
+
+def _first(rows: "Iterable[Row]", count: int) -> "list[Row]":
+    return list(islice(rows, count))
 
 
 def _shuffles(rows: "DataFrame") -> bool:

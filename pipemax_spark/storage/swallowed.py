@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.spark.sql import quoted
@@ -24,7 +25,7 @@ from pipemax_spark.storage.text_files import TextFiles
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_KEY, _PADDING = "__pipemax_key", "__pipemax_padding"
+_PADDING = "__pipemax_padding"
 _MOST_DROPPED = 1_000
 """Records with an open quote that can be left out: they are named in the query."""
 _END_BYTES = 65_536
@@ -200,9 +201,18 @@ def _open_quotes(files: TextFiles, reader: _CsvReader) -> Swallowed:
     records = files.read_with(padded)
     text = F.col(quoted(files.bad_line))
     records = records.where(F.contains(text, F.lit(reader.quote)))
-    wanted = records.select(text.alias("record"), _key([field.name for field in fields]).alias(_KEY))
-    faulty = wanted.mapInArrow(_Faulty(reader), "record string, key string")
-    rows = faulty.limit(_MOST_DROPPED + 1).collect()
+    wanted = records.select(text.alias("record"), _key([field.name for field in fields]).alias("key"))
+
+    def faulty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Keep the records whose quotes are wrong."""
+        for batch in batches:
+            records = batch.column("record").to_pylist()
+            kept = batch.filter(pa.array(map(reader.has_swallowed, records), pa.bool_()))
+            # A record may hold the rest of its file.
+            shown = pc.utf8_slice_codeunits(kept.column("record"), 0, _SHOWN_CHARS)
+            yield pa.RecordBatch.from_arrays([shown, kept.column("key")], names=["record", "key"])
+
+    rows = wanted.mapInArrow(faulty, "record string, key string").limit(_MOST_DROPPED + 1).collect()
     if len(rows) > _MOST_DROPPED:
         raise JobError(
             f"input {files.path!r} has more than {_MOST_DROPPED:,} records whose quotes are not closed; give "
@@ -215,26 +225,6 @@ def _open_quotes(files: TextFiles, reader: _CsvReader) -> Swallowed:
         first=min((row["record"] for row in rows), default=""),
         keys=tuple(sorted({row["key"] for row in rows})),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Faulty:
-    """The function of ``mapInArrow``: keep the records whose quotes are wrong."""
-
-    reader: _CsvReader
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            records, keys = (column.to_pylist() for column in batch.columns)
-            faulty = [
-                (record[:_SHOWN_CHARS], key)
-                for record, key in zip(records, keys, strict=True)
-                if self.reader.has_swallowed(record)
-            ]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([pair[place] for pair in faulty], pa.string()) for place in (0, 1)],
-                names=["record", "key"],
-            )
 
 
 def _key(columns: list[str]) -> "Column":

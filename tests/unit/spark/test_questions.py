@@ -54,7 +54,7 @@ def test_rows_come_out_once_all_of_their_questions_have_ended() -> None:
             assert row not in seen
             seen[row] = texts
     assert seen == {row: [f"answer {3 * row + question}" for question in range(3)] for row in range(40)}
-    assert not answers._batches, "nothing is held any more"
+    assert not answers._held, "nothing is held any more"
 
 
 def test_questions_have_settings_of_their_own_and_take_the_others_from_the_job(tmp_path: Path) -> None:
