@@ -24,7 +24,7 @@ from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_columns, check_id_type, check_ids
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.sample import sample_requests
-from pipemax_spark.rows.steady_rows import check_steady
+from pipemax_spark.rows.volatile import check_steady
 from pipemax_spark.spark.slots import slots_of
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.bad_lines import checked_rows

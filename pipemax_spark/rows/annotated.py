@@ -11,9 +11,9 @@ from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.task import AnnotateTask, TaskPlan, annotation_type
 from pipemax_spark.request.columns import without_request_columns
 from pipemax_spark.request.prompts import find_field
-from pipemax_spark.spark.annotating_stage import annotating_profile
 from pipemax_spark.spark.arrow_types import arrow_type
 from pipemax_spark.spark.helper_columns import map_rows, name_in
+from pipemax_spark.spark.slots import annotating_profile
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

@@ -5,6 +5,9 @@ one that is told to, compares all rows of the table with the output instead. The
 this module iterates over its micro-batches, so that a job treats a batch like any other rows. The position advances
 once the batch after the last one is requested; after a failure the same rows come again. This module knows nothing of
 annotations or commits: the output table ensures that rows which come again add nothing twice (``left``).
+
+With ``skipChangeCommits``, Delta skips a commit as a whole if it removed any row: a ``MERGE`` that updates one row and
+inserts two as well as an ``UPDATE``. The table's history says how many rows of each kind a commit had, but not which.
 """
 
 import hashlib
@@ -19,7 +22,6 @@ from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.position import RESCAN, Position, PositionFile, cannot_follow, check_position
-from pipemax_spark.rows.skipped_commits import skipped_commits
 from pipemax_spark.rows.workdir import WorkDirectory
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.tables import DeltaTable
@@ -38,6 +40,8 @@ _CHOOSING = (*_BEGINNINGS, "excluderegex")
 _LOSING = {"failondataloss": "false", "ignoremissingfiles": "true", "ignorecorruptfiles": "true"}
 _DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
 _CHANGES = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
+_INSERTS_NOTHING = frozenset({"DELETE", "TRUNCATE", "UPDATE"})
+_KEEPS_ROWS = ("OPTIMIZE", "REORG", "VACUUM")
 _GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "DELTA_FILE_NOT_FOUND")
 
 
@@ -273,3 +277,61 @@ def _cause(text: str) -> str:
     """Return Delta's own sentence, without Spark's words around it."""
     lines = [line.strip() for line in text.splitlines()]
     return next((line for line in lines if _DELTA_CODE.search(line)), lines[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedCommit:
+    """A commit that updated or deleted rows."""
+
+    version: int
+    operation: str
+    updated: int | None
+    deleted: int | None
+    """Numbers of rows; None if the history does not tell."""
+    may_insert: bool
+    """Whether it may have inserted rows, too."""
+
+    def __str__(self) -> str:
+        counts = {"updated": self.updated, "deleted": self.deleted}
+        parts = [f"{count:,} row{'s' * (count != 1)} {what}" for what, count in counts.items() if count]
+        return f"commit {self.version} ({self.operation}: {', '.join(parts) or 'rows replaced'})"
+
+
+def skipped_commits(spark: "SparkSession", table: DeltaTable, first: int, last: int) -> list[SkippedCommit]:
+    """Return the table's commits of these versions, both included, that a stream skips, the oldest first."""
+    history = spark.sql(f"DESCRIBE HISTORY {table.sql_name}")
+    history = history.where(f"version BETWEEN {first} AND {last}").orderBy("version")
+    columns = ("version", "operation", "operationParameters", "operationMetrics")
+    commits = (
+        _skipped(
+            row["version"], row["operation"], row["operationParameters"] or {}, row["operationMetrics"] or {}
+        )
+        for row in history.select(*columns).collect()
+    )
+    return [commit for commit in commits if commit is not None]
+
+
+def _skipped(
+    version: int, operation: str, parameters: Mapping[str, str], metrics: Mapping[str, str]
+) -> SkippedCommit | None:
+    def count(*names: str) -> int | None:
+        return next((int(metrics[name]) for name in names if name in metrics), None)
+
+    updated = count("numTargetRowsUpdated", "numUpdatedRows")
+    deleted = count("numTargetRowsDeleted", "numDeletedRows")
+    inserted = count("numTargetRowsInserted")
+    if operation.startswith(_KEEPS_ROWS):
+        return None
+    if operation == "MERGE":
+        removes, inserts = updated != 0 or deleted != 0, inserted != 0
+    elif operation in _INSERTS_NOTHING:
+        removes, inserts = updated != 0 or deleted != 0, False
+    else:  # an overwrite, a restore, a replaced table
+        is_overwrite = parameters.get("mode", "").lower() == "overwrite" and version > 0
+        replaces = is_overwrite or "REPLACE" in operation or operation in ("CLONE", "RESTORE")
+        removes = inserts = replaces or bool(count("numRemovedFiles") or deleted)
+    if not removes:
+        return None
+    return SkippedCommit(
+        version=int(version), operation=operation, updated=updated, deleted=deleted, may_insert=inserts
+    )

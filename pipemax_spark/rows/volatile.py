@@ -1,18 +1,22 @@
-"""Find the expressions in an input's query that have another value each time the query is read.
+"""Refuse an input whose rows are other ones each time they are read: each run would annotate them again.
 
-A job matches rows by what they hold, and reads its input several times, so such a value would make a row look new. The
-analysed plan shows these expressions; the optimised one no longer does, because the present time is a literal there.
-Spark's own flag ``deterministic`` misses some of them, so they are known by the names of their classes.
+A job matches rows by what they hold, and reads its input several times, so a value that changes would make a row look
+new. The analysed plan shows the expressions that make such values; the optimised one no longer does, because the
+present time is a literal there. Spark's own flag ``deterministic`` misses some of them, so they are known by the names
+of their classes.
 
 Three things are left out on purpose. What a plan does not show: ``limit`` without an order, ties of ``row_number``, the
 order within ``collect_list``. What is the same in each session that is set up alike: time zone, catalog, database. And
 the present time in a condition: it decides which rows there are (``where day = current_date()``), not what they hold.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from pipemax_spark.errors import JobError
+from pipemax_spark.request.columns import RequestColumns
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -65,6 +69,50 @@ _PASSING = frozenset(
 )
 """Operators without columns but those from below and those that they name."""
 _LIMITS = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail"})
+_REMEDY = "write the view's rows to a table and annotate that"
+
+
+def check_steady(
+    rows: "DataFrame",
+    *,
+    name: str,
+    where: str | None,
+    id_columns: Iterable[str],
+    requests: RequestColumns,
+) -> None:
+    """Raise ``JobError`` if the rows of input ``name``, selected by ``where``, do not stay the same.
+
+    With ids, only the ids and what goes into the requests matter. Without ids, a row is matched by all that it holds.
+    """
+    query = VolatileQuery(rows)
+    if where is not None and (expr := query.predicate()) is not None:
+        raise JobError(
+            f"--where {where!r} selects different rows each time it is evaluated, by {expr.sql}, so a rerun could not "
+            "tell which rows are left; use --limit, or a condition on the rows' values"
+        )
+    ids = set(id_columns)
+    columns = query.columns()
+    if not ids:
+        for column, expr in columns.items():
+            raise JobError(
+                f"column {column!r} of input {name!r} is made by {expr.sql}, which gives another value each time the "
+                "input is read, so each run would annotate its rows again. Give --id-columns without it, or "
+                f"{_REMEDY}"
+            )
+        if (expr := query.selecting()) is not None:
+            raise JobError(
+                f"input {name!r} selects its rows by {expr.sql}, so these are other rows each time it is read. Give "
+                f"--id-columns, or {_REMEDY}"
+            )
+        return
+    asked = requests.columns_read(rows) if columns else frozenset[str]()
+    for column, expr in columns.items():
+        if column in ids or column in asked:
+            role = "is an id column" if column in ids else "goes into the requests"
+            raise JobError(
+                f"column {column!r} of input {name!r} {role}, and it is made by {expr.sql}, which gives another value "
+                f"each time the input is read. Take another column, or {_REMEDY}"
+            )
 
 
 class Volatility(StrEnum):

@@ -10,8 +10,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from pipemax_spark.executor.conversations import FIELDS
-from pipemax_spark.executor.openai_answers import output_line
 from pipemax_spark.executor.openai_batch import CHAT, TEXT, TEXT_FIELD, parsed_lines
+from pipemax_spark.storage.openai_batch import output_line
 
 
 def line(body: dict[str, Any], *, url: str = CHAT, custom_id: object = "a") -> str:

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from pipemax_spark.spark.annotating_stage import annotating_profile, cores_per_annotating_task
-from pipemax_spark.spark.slots import Slots, annotating_slots, other_slots, slots_of
+from pipemax_spark.spark.slots import (
+    Slots,
+    annotating_profile,
+    annotating_slots,
+    cores_per_annotating_task,
+    other_slots,
+    slots_of,
+)
 
 _applications = count()
 
