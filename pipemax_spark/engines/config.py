@@ -1,14 +1,22 @@
-"""The engine config that a job gives: its model found, its paths absolute, and the options of its engine."""
+"""The engine config that a job gives: its model found, its paths absolute, and the options of its engine.
 
+``models:/NAME/VERSION`` and ``models:/NAME@ALIAS`` name a model of MLflow's registry, or of Unity Catalog. Its files
+are copied once into a directory that all executors must see; the model is then an ordinary checkpoint directory, and
+its content is in the spec. MLflow is imported only where such a name is given.
+"""
+
+import os
+import re
+import shutil
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec, PreflightReply
-from pipemax_spark.engines.model_source import is_registered, registered_model
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.request.argument_types import checked_value
@@ -17,6 +25,13 @@ from pipemax_spark.spark.profiles import discovery_script_of
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
+
+DIRECTORY_VARIABLE = "PIPEMAX_MODEL_DIR"
+"""Directory of the copies; default: ``~/.cache/pipemax/models``. On a cluster, give one that all machines see."""
+_NAME = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
+_CHECKPOINT_PLACES = ("", "model", "artifacts/*", "data/model")
+"""Where a checkpoint lies within a registered model: by itself, or as MLflow's flavours keep it."""
+_TOKENIZER_PLACE = "components/tokenizer"
 
 
 def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
@@ -29,8 +44,8 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
     config["model"] = checked_value("model", config["model"], str)
-    if is_registered(config["model"]):
-        files = registered_model(config["model"])
+    if config["model"].startswith("models:/"):
+        files = _registered_model(config["model"])
         config["model"] = files.model
         if files.tokenizer is not None:
             config.setdefault("tokenizer", files.tokenizer)
@@ -85,3 +100,72 @@ def engine_options(
 def with_engine_settings(options: EngineOptions, reply: PreflightReply) -> EngineOptions:
     """Return the options with the settings of the engine that the check has found necessary."""
     return replace(options, engine={**options.engine, **reply.engine_settings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModelFiles:
+    """A checkpoint directory, and the tokenizer's if it is another one."""
+
+    model: str
+    tokenizer: str | None = None
+
+
+def _registered_model(model: str) -> _ModelFiles:
+    """Return where the registered model's files are, and copy them first if they are not there yet.
+
+    Raise ``JobError`` if there is no such model or version, or if it is no checkpoint.
+    """
+    match = _NAME.fullmatch(model)
+    if match is None:
+        raise JobError(
+            f"model is {model!r}; name a version or an alias: models:/NAME/3 or models:/NAME@champion"
+        )
+    try:
+        from mlflow import MlflowClient
+        from mlflow.artifacts import download_artifacts
+    except ImportError as error:
+        raise JobError(
+            f"model {model!r} is in MLflow's registry, and mlflow is not installed here: {error}"
+        ) from None
+    name = match["name"]
+    try:
+        client: Any = MlflowClient()
+        version = match["version"] or client.get_model_version_by_alias(name, match["alias"]).version
+        place = _directory() / name / str(version)
+        if not place.is_dir():
+            _copy(
+                lambda into: download_artifacts(artifact_uri=f"models:/{name}/{version}", dst_path=into),
+                place,
+            )
+    except Exception as error:  # whatever a registry raises: the user has to know what was asked of it
+        raise JobError(
+            f"model {model!r} could not be read from MLflow's registry: {cause_of(error)}"
+        ) from error
+    return _checkpoint(place, model)
+
+
+def _directory() -> Path:
+    return Path(os.environ.get(DIRECTORY_VARIABLE) or Path.home() / ".cache" / "pipemax" / "models")
+
+
+def _copy(download: Any, place: Path) -> None:
+    """Download into a new directory, and give it its name when it is complete: a torn copy is never used."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".part-") as part:
+        downloaded = Path(download(part))
+        try:
+            shutil.move(str(downloaded), place)
+        except OSError:
+            if not place.is_dir():  # another driver was faster
+                raise
+
+
+def _checkpoint(place: Path, model: str) -> _ModelFiles:
+    for where in _CHECKPOINT_PLACES:
+        for directory in sorted(place.glob(where)) if where else [place]:
+            if (directory / "config.json").is_file():
+                tokenizer = place / _TOKENIZER_PLACE
+                return _ModelFiles(
+                    model=str(directory), tokenizer=str(tokenizer) if tokenizer.is_dir() else None
+                )
+    raise JobError(f"model {model!r} has no Hugging Face checkpoint: there is no config.json in {place}")

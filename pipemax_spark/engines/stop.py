@@ -161,13 +161,16 @@ def _tasks(
     spark: "SparkSession", visit: Visit, executors: Sequence[_Executor] | None, unreached: Sequence[_Executor]
 ) -> "Iterator[DataFrame]":
     """Yield DataFrames whose tasks visit executors: one for each resource profile, with a task for each slot."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(VISIT_SCHEMA)
     if executors is None:
-        yield spark.range(_CONNECT_ROWS).mapInArrow(visit, VISIT_SCHEMA)
+        yield spark.range(_CONNECT_ROWS).mapInArrow(visit, schema)
         return
     for profile_id in sorted({executor.profile_id for executor in unreached}):
         slots = sum(executor.slots for executor in executors if executor.profile_id == profile_id)
         rows = spark.range(0, slots, 1, slots)
-        yield rows.mapInArrow(visit, VISIT_SCHEMA, profile=_profile(spark, profile_id))
+        yield rows.mapInArrow(visit, schema, profile=_profile(spark, profile_id))
 
 
 def _profile(spark: "SparkSession", profile_id: int) -> "ResourceProfile | None":

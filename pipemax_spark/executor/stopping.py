@@ -20,10 +20,7 @@ from pipemax_spark.executor.server_process import (
     kill_server,
 )
 
-VISIT_SCHEMA = "executor string, host string, server string, tasks int, ended boolean"
-"""One row for each server on the executor, or one row with nulls from ``server`` on if there is none. ``tasks`` is the
-number of tasks that use the server, null if it does not answer."""
-_COLUMNS = pa.schema(
+VISIT_SCHEMA = pa.schema(
     [
         ("executor", pa.string()),
         ("host", pa.string()),
@@ -32,6 +29,8 @@ _COLUMNS = pa.schema(
         ("ended", pa.bool_()),
     ]
 )
+"""One row for each server on the executor, or one row with nulls from ``server`` on if there is none. ``tasks`` is the
+number of tasks that use the server, null if it does not answer."""
 END_S = 120.0
 """A server that takes longer to end is killed. It gives its engine 90 s to close, and kills that itself then."""
 _POLL_S = 0.05
@@ -62,7 +61,7 @@ class Visit:
             if (visit := self._visit(files)) is not None
         ]
         time.sleep(max(0.0, leave_s - time.monotonic()))
-        yield pa.RecordBatch.from_pylist(rows or [{"executor": visited, "host": host}], schema=_COLUMNS)
+        yield pa.RecordBatch.from_pylist(rows or [{"executor": visited, "host": host}], schema=VISIT_SCHEMA)
 
     def _visit(self, files: ServerFiles) -> dict[str, object] | None:
         server = files.recorded()

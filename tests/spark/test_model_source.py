@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipemax_spark.engines.config import engine_config
-from pipemax_spark.engines.model_source import DIRECTORY_VARIABLE
+from pipemax_spark.engines.config import DIRECTORY_VARIABLE, engine_config
 from pipemax_spark.errors import JobError
 
 
