@@ -135,14 +135,11 @@ def _count(files: TextFiles, where: str | None) -> _Counted:
     shown = F.substring(bad, 1, _SHOWN_CHARS)
 
     def counts(condition: "Column") -> "DataFrame":
-        columns = {
-            name: F.coalesce(flag, F.lit(False)) if name != _PLACE else flag for name, flag in flags.items()
-        }
         lines = files.lines.select(
             bad.isNotNull().alias(files.bad_line),
             shown.alias("first"),
             (is_row & F.coalesce(condition, F.lit(False))).alias(_IS_ROW),
-            *(column.alias(name) for name, column in columns.items()),
+            *(flag.alias(name) for name, flag in flags.items()),
         )
         return lines.agg(
             F.count_if(_IS_ROW),
