@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.spark.faults.cluster import Cluster
 from tests.spark.faults.foreign import ForeignFolders
-from tests.spark.faults.report import Circumstances, Outcome, report
+from tests.spark.faults.report import Outcome, report
 from tests.spark.faults.table import Table
 from tests.spark.faults.table_strikes import KINDS, TableStrikes
 
@@ -85,14 +85,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="pipemax-faults-"))
     print(f"seed {options.seed}; logs in {directory}", flush=True)
     outcome = strike(directory, options.strikes, options.seed)
-    circumstances = Circumstances(
-        command="make faults",
-        seed=options.seed,
-        rows=ROWS,
-        seconds=time.monotonic() - started_s,
-        load=load,
-    )
-    text = report(outcome, circumstances)
+    text = report(outcome, seed=options.seed, rows=ROWS, seconds=time.monotonic() - started_s, load=load)
     print(text)
     if options.report is not None:
         options.report.write_text(text)

@@ -36,21 +36,8 @@ class Outcome:
         return [time_s for history in self.histories for time_s in history.recoveries_s[kind]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """Under what the strikes fell."""
-
-    command: str
-    seed: int
-    rows: int
-    """Of each table."""
-    seconds: float
-    load: float
-    """At the start."""
-
-
-def report(outcome: Outcome, circumstances: Circumstances) -> str:
-    """Return a page in Markdown."""
+def report(outcome: Outcome, *, seed: int, rows: int, seconds: float, load: float) -> str:
+    """Return a page in Markdown; each table had so many rows, and the load was that at the start."""
     strikes = {kind: outcome.recoveries_s(kind) for kind in KINDS}
     kinds = "\n".join(f"| {kind} | {len(times)} | {_spread(times)} |" for kind, times in strikes.items())
     names = list(outcome.damage)
@@ -58,11 +45,11 @@ def report(outcome: Outcome, circumstances: Circumstances) -> str:
     bad = "".join(f"\n- {line}" for line in (*outcome.failures, *outcome.touched_files))
     return f"""# Kills at random
 
-`{circumstances.command} SEED={circumstances.seed}` on {time.strftime("%Y-%m-%d")}: {os.cpu_count()} cores, \
-{platform.system()}, load {circumstances.load:.1f} at the start, seed {circumstances.seed}, \
-{circumstances.seconds:.0f} s in all.
+`make faults SEED={seed}` on {time.strftime("%Y-%m-%d")}: {os.cpu_count()} cores, \
+{platform.system()}, load {load:.1f} at the start, seed {seed}, \
+{seconds:.0f} s in all.
 
-Two tables of {circumstances.rows:,} rows are annotated at the same time, and their jobs share one work directory.
+Two tables of {rows:,} rows are annotated at the same time, and their jobs share one work directory.
 They run on a standalone cluster of two nodes on one machine. Each job has one executor of two task slots on each node.
 Each executor has the real server around a fake engine, which has a worker process of its own and takes 1 s to load.
 Jobs commit every 5 s. The two tables are struck independently. A table's next strike comes up to \

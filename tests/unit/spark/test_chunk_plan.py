@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax_spark.rows.chunks import ChunkPlan, SliceSpan, number_of_slices, pick_slices
-from pipemax_spark.rows.partition_keys import partition_keys
 from pipemax_spark.spark.slots import Slots
 
 
@@ -97,12 +96,6 @@ def test_the_fewer_slots_the_larger_the_partitions(slots: int, partition_rows: i
     alone = Slots(total=slots, per_executor=slots)
     assert alone.partitions_for(slots * partition_rows, engine_rows=1_000, is_last=True) == slots
     assert (cut.executors, alone.executors) == (2, 1)
-
-
-@pytest.mark.parametrize("partitions", [1, 2, 7, 64, 1000])
-def test_there_is_a_key_for_each_partition(partitions: int) -> None:
-    keys = partition_keys(partitions)
-    assert len(set(keys)) == partitions
 
 
 def test_picked_slices_keep_their_order_and_neighbours_stay_together() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -95,12 +95,6 @@ def test_tool_calls_may_be_json_text_where_their_arguments_differ() -> None:
 def test_nulls_are_kept_where_the_user_has_written_them() -> None:
     written = [{"function": {"name": "f", "arguments": {"unit": None}}}]
     assert fields(pa.string(), json.dumps(written), "tool_calls") == written
-
-
-def test_the_time_zone_of_a_column_changes_no_field() -> None:
-    moment = datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=2)))
-    for zone in ("UTC", "Asia/Kolkata"):
-        assert fields(pa.timestamp("us", tz=zone), moment) == "2026-01-01T22:00:00+00:00"
 
 
 def test_bytes_that_are_no_utf8_are_their_row_s_error() -> None:

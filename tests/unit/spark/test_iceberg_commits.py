@@ -37,9 +37,12 @@ class Pending:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._base = len(lake.states)
-        self._properties, self._snapshots = ({**lake.states[-1][0]}, [*lake.states[-1][1]])
         self._updates: list[Callable[[], None]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._base = len(self._lake.states)
+        self._properties, self._snapshots = {**self._lake.states[-1][0]}, [*self._lake.states[-1][1]]
 
     def table(self) -> Any:
         return self
@@ -47,11 +50,10 @@ class Pending:
     def properties(self) -> dict[str, str]:
         return self._properties
 
-    def newAppend(self) -> "Append":  # noqa: N802
-        return Append(self)
+    def newAppend(self) -> "Update":  # noqa: N802
+        return Update(self)
 
-    def updateProperties(self) -> "Properties":  # noqa: N802
-        return Properties(self)
+    updateProperties = newAppend  # noqa: N815
 
     def apply(self, update: Callable[[], None]) -> None:
         self._updates.append(update)
@@ -62,11 +64,7 @@ class Pending:
 
     def commitTransaction(self) -> None:  # noqa: N802
         if len(self._lake.states) != self._base:
-            self._base = len(self._lake.states)
-            self._properties, self._snapshots = (
-                {**self._lake.states[-1][0]},
-                [*self._lake.states[-1][1]],
-            )
+            self._begin()
             for update in self._updates:
                 update()
         if self._lake.lost_races:
@@ -75,16 +73,17 @@ class Pending:
         self._lake.states.append((self._properties, self._snapshots))
 
 
-class Append:
-    """A snapshot to come."""
+class Update:
+    """A snapshot to come, which a fence validates, or table properties to come."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
-        self._summary: dict[str, str] = {}
+        self._values: dict[str, str] = {}
         self._fence: CommitValidator | None = None
 
-    def set(self, name: str, value: str) -> None:
-        self._summary[name] = value
+    def set(self, name: str, value: str) -> "Update":
+        self._values[name] = value
+        return self
 
     def validateWith(self, fence: CommitValidator) -> None:  # noqa: N802
         self._fence = fence
@@ -93,25 +92,12 @@ class Append:
         self._pending.apply(self._apply)
 
     def _apply(self) -> None:
-        assert self._fence is not None
+        if self._fence is None:
+            self._pending.properties().update(self._values)
+            return
         if not self._fence.validate(None):
             raise RuntimeError(f"ValidationException: {self._fence.errorMessage()}")
-        self._pending.add(self._summary)
-
-
-class Properties:
-    """Table properties to come."""
-
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
-        self._set: dict[str, str] = {}
-
-    def set(self, name: str, value: str) -> "Properties":
-        self._set[name] = value
-        return self
-
-    def commit(self) -> None:
-        self._pending.apply(lambda: self._pending.properties().update(self._set))
+        self._pending.add(self._values)
 
 
 def commit(lake: Lake, version: int, note: str, *, before_commit: Callable[[], None] = lambda: None) -> None:

@@ -78,11 +78,6 @@ def test_parts_of_messages_are_those_of_openai() -> None:
     ]
 
 
-def test_parts_without_text_or_images_are_refused() -> None:
-    with pytest.raises(JobError, match="the parts of a message"):
-        messages_of(pa.array([[{"role": "user", "content": [{"sound": "x"}]}]]))
-
-
 def test_a_function_takes_images_and_options_in_any_order() -> None:
     prompts, photo = pa.array(["a"]), pa.array([b"x"])
     options = pa.array([{"max_tokens": 3}])

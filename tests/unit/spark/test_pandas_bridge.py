@@ -12,23 +12,22 @@ def test_strings_and_nulls_become_arrow_strings_and_nulls() -> None:
     assert array_of_prompts(pd.Series(["a", None])).equals(pa.array(["a", None], pa.string()))
 
 
-def test_conversations_come_as_arrays_of_dicts() -> None:
-    message = {"role": "user", "content": "hello"}
-    array = array_of_prompts(pd.Series([np.array([message], dtype=object), None]))
-    assert array.to_pylist() == [[message], None]
-
-
-def test_the_parts_of_conversations_are_kept() -> None:
-    message = {"role": "user", "content": np.array([{"text": "what?", "image_url": None}], dtype=object)}
-    array = array_of_prompts(pd.Series([np.array([message], dtype=object), None]))
-    assert array.to_pylist() == [[message | {"content": [{"text": "what?", "image_url": None}]}], None]
-
-
-def test_the_tool_calls_of_conversations_are_kept() -> None:
-    calls = [{"function": {"name": "f", "tags": np.array(["a"], dtype=object)}}]
-    message = {"role": "assistant", "content": None, "tool_calls": np.array(calls, dtype=object)}
-    array = array_of_prompts(pd.Series([np.array([message], dtype=object)]))
-    assert array.to_pylist() == [[message | {"tool_calls": [{"function": {"name": "f", "tags": ["a"]}}]}]]
+def test_conversations_come_as_arrays_of_dicts_and_keep_their_parts_and_tool_calls() -> None:
+    plain = {"role": "user", "content": "hello"}
+    parts, calls = (
+        [{"text": "what?", "image_url": None}],
+        [{"function": {"name": "f", "tags": ["a"]}}],
+    )
+    for kept, made in (
+        (plain, plain),
+        (plain | {"content": parts}, plain | {"content": np.array(parts, dtype=object)}),
+        (
+            plain | {"tool_calls": calls},
+            plain | {"tool_calls": np.array([{"function": {"name": "f", "tags": np.array(["a"])}}])},
+        ),
+    ):
+        array = array_of_prompts(pd.Series([np.array([made], dtype=object), None]))
+        assert array.to_pylist() == [[kept], None]
 
 
 def test_nested_fields_are_dicts_and_whole_numbers_stay_whole() -> None:
