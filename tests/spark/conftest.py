@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage import fence
+from pipemax_spark.storage.output_table import OutputTable
 from tests.fakes.engine_python import write_engine_python
 from tests.spark.processes import SMALL_SPARK
 
@@ -40,6 +42,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def engine_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_engine_python(tmp_path_factory.mktemp("engine") / "python")
+
+
+@contextmanager
+def set_to(spark: Any, values: Mapping[str, str]) -> Iterator[None]:
+    """Set the session's settings to these values within the context."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 class Jobs:
@@ -65,11 +80,21 @@ class Jobs:
             str(self.directory / "in.parquet")
         )
 
-    def run(self, **changes: Any) -> Summary | None:
+    def run(self, *, table: OutputTable | None = None, **changes: Any) -> Summary:
+        """Run the job, which must not be a dry run, on ``table`` or on that of the output's name."""
+        summary = self._run(table, **changes)
+        assert summary is not None
+        return summary
+
+    def dry_run(self, **changes: Any) -> None:
+        assert self._run(None, dry_run=True, **changes) is None
+
+    def _run(self, table: OutputTable | None, **changes: Any) -> Summary | None:
         printed = StringIO()
         options = replace(self.defaults, **changes)
         try:
-            return AnnotationJob(self.spark, options, Terminal(Console(file=printed, width=200))).run()
+            terminal = Terminal(Console(file=printed, width=200))
+            return AnnotationJob(self.spark, options, terminal, table=table).run()
         finally:
             self.printed = printed.getvalue()
 
@@ -107,15 +132,16 @@ def tracked_jobs(
 
 
 @pytest.fixture
-def jobs(spark: Any, tmp_path: Path, engine_python: str) -> Callable[[], Jobs]:
+def run(spark: Any, tmp_path: Path, engine_python: str) -> Jobs:
     """Without MLflow, whose store takes ten seconds to make; what it records is ``test_tracking``'s business."""
+    made = Jobs(spark, tmp_path, engine_python)
+    made.defaults = replace(made.defaults, mlflow_experiment="")
+    return made
 
-    def make() -> Jobs:
-        made = Jobs(spark, tmp_path, engine_python)
-        made.defaults = replace(made.defaults, mlflow_experiment="")
-        return made
 
-    return make
+@pytest.fixture
+def jobs(run: Jobs) -> Callable[[], Jobs]:
+    return lambda: run
 
 
 def object_schema(**properties: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pipemax_spark import annotate, annotate_table, pipemax_udf
 from pipemax_spark.errors import JobError, JobFailedError
 from tests.fakes.settings import fake_config
+from tests.spark.conftest import set_to
 
 
 class Bench:
@@ -78,14 +79,8 @@ class Bench:
 
     def under(self, settings: Mapping[str, str], sql: str, **options: Any) -> list[str]:
         """Do the same under these settings of the session."""
-        before = {name: self.spark.conf.get(name) for name in settings}
-        try:
-            for name, value in settings.items():
-                self.spark.conf.set(name, value)
+        with set_to(self.spark, settings):
             return self.texts(sql, **options)
-        finally:
-            for name, value in before.items():
-                self.spark.conf.set(name, value)
 
     def answers(self) -> list[str]:
         """Return the answers in the job's output."""

@@ -10,128 +10,29 @@ from typing import Any
 
 import pytest
 
+from tests.spark.conftest import set_to
 from tests.spark.strange_bench import Bench, four, request
 
 pytestmark = pytest.mark.long  # each kind has a faster test of its own in make test
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "strange-inputs.md"
 
-Case = Callable[[Bench], str]
-CASES: dict[str, Case] = {}
 HEADER = {"header": "true"}
+TORN = '{"id": 1, "text": "one"}\n{"id": 2, "text": "tw\n{"id": 3, "text": "three"}\n'
+OF_JSON = {"input_format": "json", "id_columns": "id", "prompt_column": "text"}
 
 
-def case(name: str) -> Callable[[Case], Case]:
-    def keep(run: Case) -> Case:
-        CASES[name] = run
-        return run
-
-    return keep
-
-
-@case("an empty text in a partition column, three runs")
-def _(bench: Bench) -> str:
+def empty_partition_value(bench: Bench) -> str:
     bench.partitioned("id BIGINT, text STRING, lang STRING", by="lang")
     source = bench.table(four("element_at(array('', NULL, 'a/b:c=%20', ' x '), int(id) + 1) AS lang"))
     return bench.job(source, runs=3)
 
 
-@case("a view with `uuid()`")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view("SELECT uuid() AS id, concat('p ', id) AS text FROM range(4)"))
-
-
-@case("the same view, with the other column as id")
-def _(bench: Bench) -> str:
-    return bench.job(
-        bench.view("SELECT uuid() AS u, concat('p ', id) AS text FROM range(4)"), id_columns="text"
-    )
-
-
-@case("half of a surrogate pair in a batch file")
-def _(bench: Bench) -> str:
-    lines = request(1, "fine") + request(2, "half of a pair: \ud83c")
-    return bench.job(bench.file("batch.jsonl", lines), input_format="openai-batch")
-
-
-@case("`max_tokens` 3,000,000,000 in one row of four")
-def _(bench: Bench) -> str:
-    return bench.job(
-        bench.view(four("named_struct('max_tokens', if(id = 1, 3000000000L, 5L)) AS o")), overrides_column="o"
-    )
-
-
-@case("`max_tokens` NaN in one row of four")
-def _(bench: Bench) -> str:
-    return bench.job(
-        bench.view(four("named_struct('max_tokens', if(id = 1, double('NaN'), 5d)) AS o")),
-        overrides_column="o",
-    )
-
-
-@case("`max_tokens` 'n/a' in one row of four")
-def _(bench: Bench) -> str:
-    return bench.job(
-        bench.view(four("named_struct('max_tokens', if(id = 1, 'n/a', '5')) AS o")), overrides_column="o"
-    )
-
-
-@case("the same in the UDF's options")
-def _(bench: Bench) -> str:
-    return bench.udf(
-        "SELECT concat('p ', id) AS text, named_struct('max_tokens', if(id = 1, 'n/a', '5')) AS options FROM range(4)"
-    )
-
-
-@case("columns named `a.b` and ``c`d``")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view(four("1 AS `a.b`", "2 AS `c``d`")))
-
-
-@case("the same in `annotate()`")
-def _(bench: Bench) -> str:
-    return bench.annotated(four("1 AS `a.b`", "2 AS `c``d`", "'mine' AS __pipemax_prompt"))
-
-
-@case("199 of 200 rows without a prompt")
-def _(bench: Bench) -> str:
+def mostly_without_prompt(bench: Bench) -> str:
     lines = "".join(f"{i},{'word' if i == 7 else ''}\n" for i in range(200))
     return bench.job(bench.file("mostly.csv", "id,text\n" + lines), input_option=HEADER)
 
 
-@case("a torn line in a JSON file")
-def _(bench: Bench) -> str:
-    content = '{"id": 1, "text": "one"}\n{"id": 2, "text": "tw\n{"id": 3, "text": "three"}\n'
-    return bench.job(
-        bench.file("torn.jsonl", content), input_format="json", id_columns="id", prompt_column="text"
-    )
-
-
-@case('the same with `bad_lines="drop"`')
-def _(bench: Bench) -> str:
-    content = '{"id": 1, "text": "one"}\n{"id": 2, "text": "tw\n{"id": 3, "text": "three"}\n'
-    source = bench.file("torn.jsonl", content)
-    return bench.job(source, input_format="json", id_columns="id", prompt_column="text", bad_lines="drop")
-
-
-@case("a JSON array over several lines")
-def _(bench: Bench) -> str:
-    content = json.dumps([{"id": 1, "text": "one"}, {"id": 2, "text": "two"}], indent=2)
-    return bench.job(bench.file("array.json", content), id_columns="id")
-
-
-@case("an open quote in a CSV file")
-def _(bench: Bench) -> str:
-    return bench.job(bench.file("open.csv", 'id,text\n1,one\n2,"two\n3,three\n4,four\n'), input_option=HEADER)
-
-
-@case("a CSV file in latin-1 (and a warning)")
-def _(bench: Bench) -> str:
-    content = "id,text\n1,Größe und Gemüse\n".encode("latin-1")
-    return bench.job(bench.file("latin1.csv", content), input_option=HEADER)
-
-
-@case("a file of 0 bytes")
-def _(bench: Bench) -> str:
+def empty_file(bench: Bench) -> str:
     try:
         return bench.job(bench.file("zero.jsonl", ""), input_format="json", prompt_column="text")
     except Exception as error:  # no output is made
@@ -142,8 +43,7 @@ def _(bench: Bench) -> str:
         )
 
 
-@case("files in the directories `a [b]` and `10:30`")
-def _(bench: Bench) -> str:
+def odd_directories(bench: Bench) -> str:
     first = bench.job(bench.file("a [b]/t.csv", "id,text\n1,one\n"), input_option=HEADER)
     second = bench.job(
         bench.file("10:30/t.csv", "id,text\n1,one\n"),
@@ -153,67 +53,31 @@ def _(bench: Bench) -> str:
     return first if first == second else f"{first}; {second}"
 
 
-@case("a DataFrame as `input`")
-def _(bench: Bench) -> str:
-    return bench.job(bench.spark.range(1))
-
-
-@case("`max_tokens='8'`")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view("SELECT 'a' AS text"), max_tokens="8")
-
-
-@case("`input_option=['a=b']`")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view("SELECT 'a' AS text"), input_option=["a=b"])
-
-
-@case("`versionAsOf` 0 of a Delta table with a later version")
-def _(bench: Bench) -> str:
+def earlier_version(bench: Bench) -> str:
     source = bench.table("SELECT id, concat('p ', id) AS text FROM range(2)")
     bench.spark.sql("SELECT 9L AS id, 'later' AS text").write.format("delta").mode("append").save(source)
     return bench.job(source, input_option={"versionAsOf": "0"})
 
 
-@case("microseconds, and `outputTimestampType` TIMESTAMP_MILLIS, three runs")
-def _(bench: Bench) -> str:
-    bench.spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")
-    try:
-        sql = (
-            "SELECT id, concat('p ', id) AS text, timestamp_micros(1700000000123456 + id) AS at FROM range(4)"
-        )
+def microseconds(bench: Bench) -> str:
+    sql = "SELECT id, concat('p ', id) AS text, timestamp_micros(1700000000123456 + id) AS at FROM range(4)"
+    with set_to(bench.spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}):
         return bench.job(bench.view(sql), runs=3)
-    finally:
-        bench.spark.conf.unset("spark.sql.parquet.outputTimestampType")
 
 
-@case("a partition column with a time in the doubled hour, three runs")
-def _(bench: Bench) -> str:
-    zone = bench.spark.conf.get("spark.sql.session.timeZone")
-    bench.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    try:
-        bench.spark.sql(
-            f"CREATE TABLE delta.`{bench.directory}/out` (text STRING, at TIMESTAMP) USING delta PARTITIONED BY (at)"
-        )
+def doubled_hour(bench: Bench) -> str:
+    with set_to(bench.spark, {"spark.sql.session.timeZone": "Europe/Berlin"}):
+        bench.partitioned("text STRING, at TIMESTAMP", by="at")
         return bench.job(bench.view("SELECT 'a' AS text, timestamp'2025-10-26T01:30:00Z' AS at"), runs=3)
-    finally:
-        bench.spark.conf.set("spark.sql.session.timeZone", zone)
 
 
-@case("`max_tokens` 4294967299 with ANSI off")
-def _(bench: Bench) -> str:
-    bench.spark.conf.set("spark.sql.ansi.enabled", "false")
-    try:
-        return bench.job(
-            bench.view("SELECT 'a' AS text, named_struct('max_tokens', 4294967299L) AS o"),
-            overrides_column="o",
-        )
-    finally:
-        bench.spark.conf.unset("spark.sql.ansi.enabled")
+def without_ansi(bench: Bench) -> str:
+    sql = "SELECT 'a' AS text, named_struct('max_tokens', 4294967299L) AS o"
+    with set_to(bench.spark, {"spark.sql.ansi.enabled": "false"}):
+        return bench.job(bench.view(sql), overrides_column="o")
 
 
-@case("a decimal 0 in a template, with ANSI on and off")
-def _(bench: Bench) -> str:
+def decimal_zero(bench: Bench) -> str:
     sql = "SELECT CAST(0 AS DECIMAL(20,10)) AS d, array(CAST(0 AS DECIMAL(20,10))) AS a"
     on, off = (
         bench.under({"spark.sql.ansi.enabled": mode}, sql, template="{d} {a}") for mode in ("true", "false")
@@ -221,8 +85,7 @@ def _(bench: Bench) -> str:
     return "one prompt" if on == off else f"{on}, {off}"
 
 
-@case("a date of 1582, a null in an array and a time within a VARIANT, under other settings")
-def _(bench: Bench) -> str:
+def other_settings(bench: Bench) -> str:
     settings = {
         "spark.sql.legacy.timeParserPolicy": "LEGACY",
         "spark.sql.legacy.castComplexTypesToString.enabled": "true",
@@ -240,8 +103,7 @@ def _(bench: Bench) -> str:
     return "one prompt" if plain == other else f"{plain}, {other}"
 
 
-@case("two text parts in a request of a batch file, alone and next to a request with an image")
-def _(bench: Bench) -> str:
+def two_text_parts(bench: Bench) -> str:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]
     seen = []
@@ -252,8 +114,7 @@ def _(bench: Bench) -> str:
     return "one prompt" if seen[0] == seen[1] else str(seen)
 
 
-@case("binaryFile's `path` of `a%20b.png` next to `a b.png`")
-def _(bench: Bench) -> str:
+def binary_files(bench: Bench) -> str:
     for name in ("a b.png", "a%20b.png"):
         bench.file(f"images/{name}", name)
     files = bench.spark.read.format("binaryFile").load(str(bench.directory / "images"))
@@ -266,8 +127,7 @@ def _(bench: Bench) -> str:
     return "each its own" if of_path == of_bytes and len(set(of_path)) == 2 else f"{of_path}, {of_bytes}"
 
 
-@case("a `MERGE` that updates a row and inserts two, then `--incremental --skip-changes`")
-def _(bench: Bench) -> str:
+def skipped_merge(bench: Bench) -> str:
     source = bench.table("SELECT id, concat('p ', id) AS text FROM range(3)")
     options = {"incremental": True, "skip_changes": True, "id_columns": "id", "runs": 1}
     bench.job(source, **options)
@@ -278,35 +138,8 @@ def _(bench: Bench) -> str:
     return bench.job(source, **options)
 
 
-@case("an input column named `__pipemax_prompt`, two runs")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view(four("'mine' AS __pipemax_prompt")))
-
-
-@case("bytes that are no UTF-8 in a conversation")
-def _(bench: Bench) -> str:
-    sql = "SELECT array(named_struct('role', 'user', 'content', cast(x'68ff69' AS string))) AS chat"
-    return bench.job(bench.view(sql), messages_column="chat")
-
-
-@case("the same in the UDF")
-def _(bench: Bench) -> str:
-    return bench.udf(
-        "SELECT array(named_struct('role', 'user', 'content', cast(x'68ff69' AS string))) AS text"
-    )
-
-
-@case("`max_tokens` 2147483648 in a line of a batch file")
-def _(bench: Bench) -> str:
-    lines = request(1, "fine") + request(2, "more", max_tokens=2147483648)
-    return bench.job(bench.file("batch.jsonl", lines), input_format="openai-batch")
-
-
-@case("300 characters in a partition column")
-def _(bench: Bench) -> str:
-    bench.spark.sql(
-        f"CREATE TABLE delta.`{bench.directory}/out` (text STRING, lang STRING) USING delta PARTITIONED BY (lang)"
-    )
+def long_partition_value(bench: Bench) -> str:
+    bench.partitioned("text STRING, lang STRING", by="lang")
     return bench.job(bench.view("SELECT 'a' AS text, repeat('x', 300) AS lang"))
 
 
@@ -324,31 +157,20 @@ def missed_nights(bench: Bench) -> str:
     bench.job(source, **NIGHT)
     append(bench, source, 2, 4)
     append(bench, source, 4, 6)
-    check = "spark.databricks.delta.retentionDurationCheck.enabled"
-    bench.spark.conf.set(check, "false")
-    try:
+    with set_to(bench.spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
         bench.spark.sql(f"OPTIMIZE delta.`{source}`")
         bench.spark.sql(f"VACUUM delta.`{source}` RETAIN 0 HOURS")
-    finally:
-        bench.spark.conf.unset(check)
     return source
 
 
-@case("missed nights, then `OPTIMIZE` and `VACUUM` of the input, then a night")
-def _(bench: Bench) -> str:
-    return bench.job(missed_nights(bench), **NIGHT)
-
-
-@case("the same with `rescan=True`, then another night")
-def _(bench: Bench) -> str:
+def missed_nights_rescanned(bench: Bench) -> str:
     source = missed_nights(bench)
     bench.job(source, **NIGHT, rescan=True)
     append(bench, source, 6, 7)
     return bench.job(source, **NIGHT)
 
 
-@case("an `UPDATE`, a night with `--skip-changes`, then one without")
-def _(bench: Bench) -> str:
+def skipped_update(bench: Bench) -> str:
     source = bench.table("SELECT id, concat('p ', id) AS text FROM range(3)")
     bench.job(source, **NIGHT)
     bench.spark.sql(f"UPDATE delta.`{source}` SET text = 'new' WHERE id = 1")
@@ -383,25 +205,13 @@ def with_pattern(pattern: str) -> dict[str, Any]:
     return {"type": "object", "properties": {"t": {"type": "string", "pattern": pattern}}, "required": ["t"]}
 
 
-@case("a question with 676 choices and `logprobs`")
-def _(bench: Bench) -> str:
+def many_choices(bench: Bench) -> str:
     choices = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
     asked = {"kind": {"template": "Which?", "choice": choices, "logprobs": True}}
     return bench.job(bench.view("SELECT 'a' AS text"), ask=asked, **REAL)
 
 
-@case("a lookahead in a schema's pattern")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view("SELECT 'a' AS text"), response_format=with_pattern("^(?=a)"), **REAL)
-
-
-@case("half of a surrogate pair in a schema's pattern")
-def _(bench: Bench) -> str:
-    return bench.job(bench.view("SELECT 'a' AS text"), response_format=with_pattern(r"^\ud83c$"), **REAL)
-
-
-@case("`tool_calls` in one of two conversations, over a template that does not read them")
-def _(bench: Bench) -> str:
+def unread_tool_calls(bench: Bench) -> str:
     sql = (
         "SELECT array(named_struct('role', 'user', 'content', 'Package: vim', 'tool_calls', "
         """if(id = 1, '[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]', NULL))) AS chat """
@@ -410,8 +220,7 @@ def _(bench: Bench) -> str:
     return bench.job(bench.view(sql), messages_column="chat", **VLLM)
 
 
-@case("an array of objects as schema, and 120 tokens")
-def _(bench: Bench) -> str:
+def array_of_objects(bench: Bench) -> str:
     item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 4}}, "required": ["a"]}
     array = {"type": "array", "items": {**item, "additionalProperties": False}, "maxItems": 3}
     schema = {
@@ -422,6 +231,99 @@ def _(bench: Bench) -> str:
     }
     source = bench.view("SELECT id, concat('Package: p', id) AS text FROM range(3)")
     return bench.job(source, response_format=schema, **{**VLLM, "max_tokens": 120})
+
+
+CASES: dict[str, Callable[[Bench], str]] = {
+    "an empty text in a partition column, three runs": empty_partition_value,
+    "a view with `uuid()`": lambda bench: bench.job(
+        bench.view("SELECT uuid() AS id, concat('p ', id) AS text FROM range(4)")
+    ),
+    "the same view, with the other column as id": lambda bench: bench.job(
+        bench.view("SELECT uuid() AS u, concat('p ', id) AS text FROM range(4)"), id_columns="text"
+    ),
+    "half of a surrogate pair in a batch file": lambda bench: bench.job(
+        bench.file("batch.jsonl", request(1, "fine") + request(2, "half of a pair: \ud83c")),
+        input_format="openai-batch",
+    ),
+    "`max_tokens` 3,000,000,000 in one row of four": lambda bench: bench.job(
+        bench.view(four("named_struct('max_tokens', if(id = 1, 3000000000L, 5L)) AS o")), overrides_column="o"
+    ),
+    "`max_tokens` NaN in one row of four": lambda bench: bench.job(
+        bench.view(four("named_struct('max_tokens', if(id = 1, double('NaN'), 5d)) AS o")),
+        overrides_column="o",
+    ),
+    "`max_tokens` 'n/a' in one row of four": lambda bench: bench.job(
+        bench.view(four("named_struct('max_tokens', if(id = 1, 'n/a', '5')) AS o")), overrides_column="o"
+    ),
+    "the same in the UDF's options": lambda bench: bench.udf(
+        "SELECT concat('p ', id) AS text, named_struct('max_tokens', if(id = 1, 'n/a', '5')) AS options FROM range(4)"
+    ),
+    "columns named `a.b` and ``c`d``": lambda bench: bench.job(bench.view(four("1 AS `a.b`", "2 AS `c``d`"))),
+    "the same in `annotate()`": lambda bench: bench.annotated(
+        four("1 AS `a.b`", "2 AS `c``d`", "'mine' AS __pipemax_prompt")
+    ),
+    "199 of 200 rows without a prompt": mostly_without_prompt,
+    "a torn line in a JSON file": lambda bench: bench.job(bench.file("torn.jsonl", TORN), **OF_JSON),
+    'the same with `bad_lines="drop"`': lambda bench: bench.job(
+        bench.file("torn.jsonl", TORN), **OF_JSON, bad_lines="drop"
+    ),
+    "a JSON array over several lines": lambda bench: bench.job(
+        bench.file("array.json", json.dumps([{"id": 1, "text": "one"}, {"id": 2, "text": "two"}], indent=2)),
+        id_columns="id",
+    ),
+    "an open quote in a CSV file": lambda bench: bench.job(
+        bench.file("open.csv", 'id,text\n1,one\n2,"two\n3,three\n4,four\n'), input_option=HEADER
+    ),
+    "a CSV file in latin-1 (and a warning)": lambda bench: bench.job(
+        bench.file("latin1.csv", "id,text\n1,Größe und Gemüse\n".encode("latin-1")), input_option=HEADER
+    ),
+    "a file of 0 bytes": empty_file,
+    "files in the directories `a [b]` and `10:30`": odd_directories,
+    "a DataFrame as `input`": lambda bench: bench.job(bench.spark.range(1)),
+    "`max_tokens='8'`": lambda bench: bench.job(bench.view("SELECT 'a' AS text"), max_tokens="8"),
+    "`input_option=['a=b']`": lambda bench: bench.job(bench.view("SELECT 'a' AS text"), input_option=["a=b"]),
+    "`versionAsOf` 0 of a Delta table with a later version": earlier_version,
+    "microseconds, and `outputTimestampType` TIMESTAMP_MILLIS, three runs": microseconds,
+    "a partition column with a time in the doubled hour, three runs": doubled_hour,
+    "`max_tokens` 4294967299 with ANSI off": without_ansi,
+    "a decimal 0 in a template, with ANSI on and off": decimal_zero,
+    "a date of 1582, a null in an array and a time within a VARIANT, under other settings": other_settings,
+    "two text parts in a request of a batch file, alone and next to a request with an image": two_text_parts,
+    "binaryFile's `path` of `a%20b.png` next to `a b.png`": binary_files,
+    "a `MERGE` that updates a row and inserts two, then `--incremental --skip-changes`": skipped_merge,
+    "an input column named `__pipemax_prompt`, two runs": lambda bench: bench.job(
+        bench.view(four("'mine' AS __pipemax_prompt"))
+    ),
+    "bytes that are no UTF-8 in a conversation": lambda bench: bench.job(
+        bench.view(
+            "SELECT array(named_struct('role', 'user', 'content', cast(x'68ff69' AS string))) AS chat"
+        ),
+        messages_column="chat",
+    ),
+    "the same in the UDF": lambda bench: bench.udf(
+        "SELECT array(named_struct('role', 'user', 'content', cast(x'68ff69' AS string))) AS text"
+    ),
+    "`max_tokens` 2147483648 in a line of a batch file": lambda bench: bench.job(
+        bench.file("batch.jsonl", request(1, "fine") + request(2, "more", max_tokens=2147483648)),
+        input_format="openai-batch",
+    ),
+    "300 characters in a partition column": long_partition_value,
+    "missed nights, then `OPTIMIZE` and `VACUUM` of the input, then a night": lambda bench: bench.job(
+        missed_nights(bench), **NIGHT
+    ),
+    "the same with `rescan=True`, then another night": missed_nights_rescanned,
+    "an `UPDATE`, a night with `--skip-changes`, then one without": skipped_update,
+    "a question with 676 choices and `logprobs`": many_choices,
+    "a lookahead in a schema's pattern": lambda bench: bench.job(
+        bench.view("SELECT 'a' AS text"), response_format=with_pattern("^(?=a)"), **REAL
+    ),
+    "half of a surrogate pair in a schema's pattern": lambda bench: bench.job(
+        bench.view("SELECT 'a' AS text"), response_format=with_pattern(r"^\ud83c$"), **REAL
+    ),
+    "`tool_calls` in one of two conversations, over a template that does not read them": unread_tool_calls,
+    "an array of objects as schema, and 120 tokens": array_of_objects,
+}
+"""What is given, as the page calls it."""
 
 
 def rows_of_the_page() -> Iterator[tuple[str, str]]:
