@@ -1,7 +1,6 @@
 """Several questions about each row, through real Spark: a column each, errors and reruns by question."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs, object_schema
 from tests.unit.spark.test_questions import completions
 
-MakeJobs = Callable[[], Jobs]
 ASK = {
     "topic": "Which topic? {mark}",
     "brief": {"template": "Briefly!", "max_tokens": 2},
@@ -29,15 +27,13 @@ ASK = {
 
 
 @pytest.mark.long  # four jobs; tests/unit/spark/test_questions shows the columns
-def test_each_question_has_a_column_and_a_failed_one_can_be_retried(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_each_question_has_a_column_and_a_failed_one_can_be_retried(run: Jobs) -> None:
     marks = {7: "[[error]]", 8: None}
     rows = [(i, f"text {i}", marks.get(i, "")) for i in range(300)]
     run.write_input(rows, "id long, text string, mark string")
     asked = read_questions(ASK, run.defaults.generation)
     options: dict[str, Any] = {"id_columns": ("id",), "ask": asked, "engine": fake_config(prefix_memory=3)}
     summary = run.run(**options)
-    assert summary is not None
     assert (summary.rows_out, summary.rows_error) == (300, 2)
     assert summary.prefix_cache_hit_rate is not None
     assert summary.prefix_cache_hit_rate > 0.4, "a row's questions come one after the other"
@@ -58,13 +54,11 @@ def test_each_question_has_a_column_and_a_failed_one_can_be_retried(jobs: MakeJo
     assert written[7]["brief"]["error"] is None
 
     again = run.run(**options)
-    assert again is not None
     assert (again.rows_out, again.rows_skipped) == (0, 300)
     run.write_input(
         [(i, text, "" if i in marks else mark) for i, text, mark in rows], "id long, text string, mark string"
     )
     retried = run.run(**options, retry_errors=True)
-    assert retried is not None
     assert (retried.rows_out, retried.rows_error) == (2, 0)
     written = {row["id"]: row for row in run.rows()}
     assert written[7]["topic"]["text"] == expected_text("Say text 7Which topic? ", 16)

@@ -57,9 +57,8 @@ def test_a_failed_action_tells_its_innermost_cause(
 
 
 def test_a_partition_value_that_is_too_long_for_a_file_name_is_told_with_its_column(
-    jobs: Callable[[], Jobs],
+    run: Jobs,
 ) -> None:
-    run = jobs()
     run.spark.sql(
         f"CREATE TABLE delta.`{run.output}` (id BIGINT, text STRING, lang STRING) USING delta PARTITIONED BY (lang)"
     )

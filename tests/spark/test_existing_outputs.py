@@ -1,7 +1,6 @@
 """Output tables that users have made beforehand: their layout and rules stay, and hold for the job's rows."""
 
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import SLOW, committed_chunks
 
-MakeJobs = Callable[[], Jobs]
 SCHEMA = "id long, text string, lang string"
 
 
@@ -24,8 +22,7 @@ def details(run: Jobs, table: str) -> Any:
     return run.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
 
 
-def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_columns(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_columns(run: Jobs) -> None:
     table = f"delta.`{run.output}`"
     run.spark.sql(
         f"CREATE TABLE {table} (lang STRING, number BIGINT GENERATED ALWAYS AS IDENTITY, "
@@ -39,7 +36,6 @@ def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_colu
     run.run(id_columns=("id",))
     run.write_input([(1, "one", "en"), (2, "zwei", "de"), (3, "drei", "de"), (4, "quatre", None)], SCHEMA)
     summary = run.run(id_columns=("id",), retry_errors=True, compact=True)
-    assert summary is not None
     assert (summary.rows_out, summary.rows_error) == (2, 0)
     rows = {row["id"]: row for row in run.rows()}
     assert {i: (row["lang"], row["upper"], row["empty"]) for i, row in rows.items()} == {
@@ -62,9 +58,8 @@ def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_colu
 
 
 def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_its_rules_early(
-    jobs: MakeJobs, monkeypatch: pytest.MonkeyPatch
+    run: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = jobs()
     monkeypatch.chdir(run.directory)
     run.spark.sql(
         "CREATE TABLE clustered (text VARCHAR(10) NOT NULL, id BIGINT, size INT, kind STRING NOT NULL DEFAULT 'new') "
@@ -88,7 +83,6 @@ def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_i
             assert kept not in str(refused.value)
         assert "Spark " not in run.printed, "the line before engines start"
         summary = run.run(output="clustered", where="id > 0 AND length(text) <= 10", compact=True)
-        assert summary is not None
         assert summary.rows_out == 1
         assert details(run, "clustered")["clusteringColumns"] == ["id"]
         assert [row["kind"] for row in run.spark.table("clustered").collect()] == ["new"]
@@ -98,8 +92,7 @@ def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_i
 
 
 @pytest.mark.long  # a job; check_rows_fit has it below
-def test_a_rule_about_answers_is_told_at_the_start_and_ends_the_run_that_breaks_it(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_rule_about_answers_is_told_at_the_start_and_ends_the_run_that_breaks_it(run: Jobs) -> None:
     run.spark.sql(
         f"CREATE TABLE delta.`{run.output}` (text STRING, id BIGINT, annotation STRUCT<text: STRING>) USING delta"
     )
@@ -155,9 +148,8 @@ def test_a_rule_about_answers_is_told_at_the_start_and_ends_the_run_that_breaks_
     ],
 )
 def test_a_table_that_cannot_take_the_rows_is_refused_before_any_engine_works(
-    jobs: MakeJobs, made: str, options: dict[str, Any], told: str
+    run: Jobs, made: str, options: dict[str, Any], told: str
 ) -> None:
-    run = jobs()
     columns, _, properties = made.partition(" TBLPROPERTIES")
     properties = properties and f"TBLPROPERTIES{properties}"
     run.spark.sql(f"CREATE TABLE delta.`{run.output}` {columns} USING delta {properties}")
@@ -169,9 +161,8 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_any_engine_works(
 
 @pytest.mark.long  # a variant of the first test
 def test_chunks_of_a_table_with_an_identity_column_do_not_get_in_each_other_s_way(
-    jobs: MakeJobs, caplog: pytest.LogCaptureFixture
+    run: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = jobs()
     run.spark.sql(
         f"CREATE TABLE delta.`{run.output}` (number BIGINT GENERATED ALWAYS AS IDENTITY, id BIGINT) USING delta"
     )
@@ -184,8 +175,7 @@ def test_chunks_of_a_table_with_an_identity_column_do_not_get_in_each_other_s_wa
     assert "is retried, because another writer changed the table" not in caplog.text
 
 
-def test_a_table_with_rows_from_another_program_is_refused(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_table_with_rows_from_another_program_is_refused(run: Jobs) -> None:
     run.spark.sql("SELECT 1L AS id, 'a' AS text").write.format("delta").save(run.output)
     run.write_input([(1, "a")])
     with pytest.raises(JobError, match="holds rows without annotations; name another one"):

@@ -3,7 +3,6 @@
 Tasks, partitions and chunks are Spark's and the job's own, the server and the controller real; the clock is virtual.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -51,17 +50,13 @@ def metrics_of_run(run: Jobs, directory: Path, pools: dict[str, Any]) -> dict[st
         engine_python=write_engine_python(directory / "python", f"--chunk-rows={_CHUNK_ROWS}"),
         commit_every=timedelta(seconds=0.1),
     )
-    assert summary is not None
     assert summary.rows_out == _ROWS
     (path,) = (run.directory / "runs").rglob("engine_metrics.parquet")
     return dict(pq.read_table(path).to_pylist()[-1]["metrics"])
 
 
 @pytest.mark.long  # speed; tests/serve/test_feeding shows it of the server
-def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
-    jobs: Callable[[], Jobs], tmp_path: Path
-) -> None:
-    run = jobs()
+def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(run: Jobs, tmp_path: Path) -> None:
     metrics = metrics_of_run(run, tmp_path, _POOLS)
     assert committed_chunks(run.output) >= 2
     prompts = [f"Say row {i}" for i in range(_ROWS)]
@@ -79,10 +74,9 @@ def test_no_partitions_and_no_chunks_end_ends_a_prefill_phase(
 
 @pytest.mark.long
 def test_the_first_phase_fills_a_host_pool_that_is_larger_than_a_first_chunk_would_be(
-    jobs: Callable[[], Jobs], tmp_path: Path
+    run: Jobs, tmp_path: Path
 ) -> None:
     """Cut without regard to the pool, it would have 256 rows a slot."""
-    run = jobs()
     metrics = metrics_of_run(run, tmp_path, _POOLS | {"host_blocks": _LARGE_HOST_BLOCKS})
     assert switches(metrics, "started")[0] > 256 * slots_of(run.spark).total
     assert not switches(metrics, "starved")[0]

@@ -54,13 +54,13 @@ def ids(table: DeltaTable) -> list[int]:
 
 
 @contextlib.contextmanager
-def held_append(table: DeltaTable, held: HeldRows, transaction: Transaction) -> Iterator[Future[None]]:
-    """An append that has begun and waits; it goes on at the end of the block."""
+def held_up(held: HeldRows, commit: Callable[..., None], *arguments: Any) -> Iterator[Future[None]]:
+    """A commit of these rows that has begun and waits; it goes on at the end of the block."""
     with ThreadPoolExecutor(1) as pool:
-        append = pool.submit(table.append, held.rows, transaction)
+        under_way = pool.submit(commit, *arguments)
         try:
             held.wait_until_begun()
-            yield append
+            yield under_way
         finally:
             held.release()
 
@@ -91,8 +91,8 @@ def test_commits_that_are_under_way_when_another_run_claims_the_table_are_refuse
     transactions = [stale.chunk(number, lane=lane) for number, lane in enumerate((0, LANES - 1))]
     held = [HeldRows(spark, tmp_path / f"held-{number}", [(number, "stale")]) for number in range(2)]
     with (
-        held_append(table, held[0], transactions[0]) as first,
-        held_append(table, held[1], transactions[1]) as last,
+        held_up(held[0], table.append, held[0].rows, transactions[0]) as first,
+        held_up(held[1], table.append, held[1].rows, transactions[1]) as last,
     ):
         Claim.take(table, "current")
     for append, transaction in zip((first, last), transactions, strict=True):
@@ -114,13 +114,10 @@ def test_a_merge_of_an_overtaken_run_is_refused_like_an_append(
     assert stale.landed(first, expected_rows=1)
     held = HeldRows(session, tmp_path / "held", [(1, "stale"), (2, "stale")])
     held.rows.createOrReplaceTempView("merged")
-    with ThreadPoolExecutor(1) as pool:
-        merge = pool.submit(table.merge, session, clauses, stale.chunk(1, lane=0))
-        held.wait_until_begun()
+    with held_up(held, table.merge, session, clauses, stale.chunk(1, lane=0)) as merge:
         Claim.take(table, "current")
-        held.release()
-        with pytest.raises(CommitRefusedError):
-            merge.result()
+    with pytest.raises(CommitRefusedError):
+        merge.result()
     later = stale.chunk(2, lane=1)
     table.merge(session, clauses, later)
     with pytest.raises(JobFailedError, match="was taken over by run current"):
@@ -171,12 +168,9 @@ class BusyTable(DeltaTable):
             super().append(rows, transaction)
             return
         held = HeldRows(self._spark_session, self._directory, [])
-        with ThreadPoolExecutor(1) as pool:
-            claim = pool.submit(super().append, held.rows, transaction)
-            held.wait_until_begun()
+        with held_up(held, super().append, held.rows, transaction) as claim:
             commit_chunk()
-            held.release()
-            claim.result()
+        claim.result()
 
 
 def test_a_claim_is_retried_when_a_chunk_of_the_other_run_lands_during_it(
@@ -231,7 +225,7 @@ def test_another_writer_s_commit_during_ours_loses_no_row(
         rows = [(10 * number, "run"), (10 * number + 1, "run")]
         held = HeldRows(spark, tmp_path / foreign.__name__, rows)
         chunk = claim.chunk(number, lane=0)
-        with held_append(table, held, chunk) as append:
+        with held_up(held, table.append, held.rows, chunk) as append:
             foreign(table)
         append.result()
         assert claim.landed(chunk, expected_rows=2).rows == 2, foreign.__name__

@@ -1,7 +1,6 @@
 """Nightly runs over a Delta table that grows: every appended row once, whatever happened the night before."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +15,6 @@ from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import SLOW, kill_when, rows_in_spool, start_job
-
-MakeJobs = Callable[[], Jobs]
 
 
 class Nights:
@@ -34,7 +31,6 @@ class Nights:
     def run(self, **changes: Any) -> tuple[int, int, int]:
         """(rows in, skipped, out)."""
         summary = self.jobs.run(input=self.input, **{"incremental": True, **changes})
-        assert summary is not None
         return summary.rows_in, summary.rows_skipped, summary.rows_out
 
     def sql(self, statement: str) -> None:
@@ -55,31 +51,12 @@ class Nights:
 
 
 @pytest.fixture
-def nights(jobs: MakeJobs) -> Nights:
-    return Nights(jobs())
+def nights(run: Jobs) -> Nights:
+    return Nights(run)
 
 
 def words(first: int, end: int) -> list[tuple[int, str]]:
     return [(i, f"word {i}") for i in range(first, end)]
-
-
-@pytest.mark.long  # a night without position goes on so too, below
-@pytest.mark.parametrize("id_columns", [("id",), ()])
-def test_each_run_annotates_what_was_appended_also_under_a_new_schema(
-    nights: Nights, id_columns: tuple[str, ...]
-) -> None:
-    nights.append(words(0, 200))
-    nights.append(words(200, 300))
-    assert nights.run(id_columns=id_columns) == (300, 0, 300)
-
-    nights.append([(i, text, "de") for i, text in words(300, 310)], "id long, text string, language string")
-    assert nights.run(id_columns=id_columns) == (10, 0, 10)
-    rows = nights.jobs.rows()
-    assert sorted(row["id"] for row in rows) == list(range(310))
-    assert Counter(row["language"] for row in rows) == {None: 300, "de": 10}
-    assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}", 16) for row in rows)
-    assert [" of batch 0 of stream " in note for note, _ in nights.appends()] == [False, True]
-    assert [rows for _, rows in nights.appends()] == [300, 10]
 
 
 @pytest.mark.long  # four runs; a night without position meets rows that are done, below

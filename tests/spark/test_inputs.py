@@ -1,7 +1,6 @@
 """What can be read, and what the rows look like at the other end."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -12,12 +11,10 @@ from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 
-MakeJobs = Callable[[], Jobs]
 AWKWARD = 'quoted "word", comma;\nand a line break, 日本語'
 
 
-def test_a_csv_file_with_all_that_csv_allows(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_csv_file_with_all_that_csv_allows(run: Jobs) -> None:
     path = run.directory / "rows.csv"
     quoted = AWKWARD.replace('"', '""')
     path.write_text(f'id,Long Text\n1,"{quoted}"\n2,plain\n', encoding="utf-8")
@@ -29,9 +26,8 @@ def test_a_csv_file_with_all_that_csv_allows(jobs: MakeJobs) -> None:
 
 
 def test_a_row_s_overrides_name_its_adapter_and_equal_prompts_of_other_adapters_are_other_requests(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     named: dict[int, str | None] = {1: "red", 2: "blue", 3: None, 4: "red"}
     run.write_input(
         [(row, "[[lora]]", (adapter,)) for row, adapter in named.items()],
@@ -39,14 +35,12 @@ def test_a_row_s_overrides_name_its_adapter_and_equal_prompts_of_other_adapters_
     )
     generation = GenerationSpec(lora="green", max_tokens=16)
     summary = run.run(generation=generation, overrides_column="options", id_columns=("id",))
-    assert summary is not None
     assert summary.rows_reused == 1
     answers = {row["id"]: row["annotation"]["text"] for row in run.rows()}
     assert answers == {row: adapter or "green" for row, adapter in named.items()}
 
 
-def test_a_delta_table_is_read_as_it_was_when_the_job_began(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_delta_table_is_read_as_it_was_when_the_job_began(run: Jobs) -> None:
     path = str(run.directory / "table")
     for first in (0, 10):
         run.spark.range(first, first + 10).write.format("delta").mode("append").save(path)
@@ -68,8 +62,7 @@ def test_a_delta_table_is_read_as_it_was_when_the_job_began(jobs: MakeJobs) -> N
         ("{directory}/broken.parquet", "cannot be read"),
     ],
 )
-def test_an_unreadable_input_is_refused_with_the_reason(jobs: MakeJobs, name: str, told: str) -> None:
-    run = jobs()
+def test_an_unreadable_input_is_refused_with_the_reason(run: Jobs, name: str, told: str) -> None:
     for directory in ("empty", "broken.parquet"):
         (run.directory / directory).mkdir()
     with pytest.raises(JobError, match=told):
@@ -77,9 +70,8 @@ def test_an_unreadable_input_is_refused_with_the_reason(jobs: MakeJobs, name: st
 
 
 def test_a_delta_table_is_read_at_the_version_that_the_user_names_or_the_option_is_refused(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     path = str(run.directory / "table")
     run.spark.range(3).write.format("delta").save(path)
     (first,) = run.spark.sql(f"DESCRIBE HISTORY delta.`{path}`").select("timestamp").collect()
@@ -119,8 +111,7 @@ def test_a_delta_table_is_read_at_the_version_that_the_user_names_or_the_option_
         run.run(input=path, input_option={"versionAsOf": "0"}, incremental=True, id_columns=("id",))
 
 
-def test_input_options_go_to_every_reader_and_come_after_this_package_s_own(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_input_options_go_to_every_reader_and_come_after_this_package_s_own(run: Jobs) -> None:
     (run.directory / "rows.csv").write_text("1;one\n2;two\n")
     options = {"HEADER": "false", "sep": ";"}
     assert read_source(run.spark, str(run.directory / "rows.csv"), options=options).rows.count() == 2

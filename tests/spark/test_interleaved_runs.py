@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -307,8 +307,8 @@ def check_interleaved(jobs: Jobs, id_columns: tuple[str, ...], *, seed: int, ste
         runs.clean_up()
 
 
-def test_whatever_the_order_of_their_steps_runs_commit_each_row_once(jobs: Callable[[], Jobs]) -> None:
-    check_interleaved(jobs(), ("id",), seed=SEED, steps=8)
+def test_whatever_the_order_of_their_steps_runs_commit_each_row_once(run: Jobs) -> None:
+    check_interleaved(run, ("id",), seed=SEED, steps=8)
 
 
 @pytest.mark.long
@@ -316,6 +316,6 @@ def test_whatever_the_order_of_their_steps_runs_commit_each_row_once(jobs: Calla
 @pytest.mark.parametrize("seed", range(2 * NIGHT, 2 * NIGHT + 2))
 @pytest.mark.parametrize("id_columns", [("id",), ()], ids=["ids", "no ids"])
 def test_each_night_other_orders_of_more_steps_commit_each_row_once(
-    jobs: Callable[[], Jobs], id_columns: tuple[str, ...], seed: int
+    run: Jobs, id_columns: tuple[str, ...], seed: int
 ) -> None:
-    check_interleaved(jobs(), id_columns, seed=seed, steps=16)
+    check_interleaved(run, id_columns, seed=seed, steps=16)

@@ -126,13 +126,13 @@ def test_bad_options_are_refused_before_any_engine_starts(jobs: MakeJobs, change
 def test_a_dry_run_counts_and_writes_nothing(jobs: MakeJobs) -> None:
     run = jobs()
     run.write_input([(1, "one two"), (2, "three four")])
-    assert run.run(dry_run=True) is None
+    run.dry_run()
     assert "2 to do" in run.printed
     assert "(counted over all rows)" in run.printed
     assert "Time     no estimate: this driver has no record of an earlier run of this job" in run.printed
     assert "\nSay " in run.printed
     assert not (run.directory / "out").exists()
-    run.run(dry_run=True, generation=GenerationSpec(max_tokens=16, system=r"Briefly.\nNow."))
+    run.dry_run(generation=GenerationSpec(max_tokens=16, system=r"Briefly.\nNow."))
     assert r"the system message has \n as two characters" in " ".join(run.printed.split())
 
 
@@ -159,7 +159,7 @@ def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bound
             for second in range(60)
         ]
         pq.write_table(pa.Table.from_pylist(reports, schema=SCHEMA), record / ENGINE_METRICS)
-        run.run(dry_run=True, price_per_hour=3_600.0)
+        run.dry_run(price_per_hour=3_600.0)
         return run.printed
 
     full, decoding, idle = recorded(5), recorded(5, prefill=0.01), recorded(0)

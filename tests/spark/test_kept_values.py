@@ -1,8 +1,6 @@
 """Rows of every type are found again in the table that was given them, or are refused before it is claimed."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ from pipemax_spark.rows.left import keys_left_by_content, rows_left
 from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.storage.partition_values import changed_in_delta
 from pipemax_spark.storage.tables import DeltaTable, Transaction
-from tests.spark.conftest import Jobs
+from tests.spark.conftest import Jobs, set_to
 from tests.spark.typed_rows import SCALARS, TypedRows, typed_rows
 
-MakeJobs = Callable[[], Jobs]
 MILLIS = "spark.sql.parquet.outputTimestampType"
 ZONE = "spark.sql.session.timeZone"
 SETTINGS = {
@@ -46,18 +43,6 @@ SETTINGS = {
     ZONE: ["Europe/Berlin", "Asia/Kathmandu"],
 }
 """Those that change how a value is stored, read, printed or compared."""
-
-
-@contextmanager
-def set_to(spark: Any, values: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in values}
-    for name, value in values.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 def numbers(frame: Any) -> list[int]:
@@ -165,8 +150,7 @@ def test_a_delta_table_s_partitions_keep_all_values_but_these(spark: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", ["MAP<STRING, INT>", "ARRAY<VARIANT>", "STRING COLLATE UTF8_LCASE"])
-def test_an_id_that_cannot_be_compared_is_refused_by_name(jobs: MakeJobs, kind: str) -> None:
-    run = jobs()
+def test_an_id_that_cannot_be_compared_is_refused_by_name(run: Jobs, kind: str) -> None:
     run.spark.sql(f"SELECT 'a' AS text, CAST(NULL AS {kind}) AS id").write.parquet(
         f"{run.directory}/in.parquet"
     )
@@ -175,8 +159,7 @@ def test_an_id_that_cannot_be_compared_is_refused_by_name(jobs: MakeJobs, kind: 
 
 
 @pytest.mark.parametrize("value", ["NULL", "named_struct('a', array())"])
-def test_a_column_without_a_type_is_refused_by_name(jobs: MakeJobs, value: str) -> None:
-    run = jobs()
+def test_a_column_without_a_type_is_refused_by_name(run: Jobs, value: str) -> None:
     run.spark.sql(f"SELECT 'a' AS text, {value} AS nothing").createOrReplaceTempView("untyped")
     with pytest.raises(JobError, match=r"column 'nothing' of the input is of type .*void"):
         run.run(input="untyped")
@@ -203,20 +186,17 @@ def done_twice(run: Jobs, rows: int, **options: Any) -> list[Any]:
     """Run the same job twice, and return the output's rows after the first run and after the second."""
     before = DeltaTable(run.spark, run.output)
     first = run.run(**options)
-    assert first is not None
     assert first.rows_out == rows
     version = before.version()
     again = run.run(**options)
-    assert again is not None
     assert (again.rows_out, again.rows_skipped) == (0, rows)
     assert before.version() == version
     return run.rows()
 
 
 def test_a_job_over_wide_rows_finds_all_of_them_again_under_settings_that_lose_parts_of_values(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     source = f"{run.directory}/in.parquet"
     run.spark.sql(WIDE).write.format("delta").save(source)
     with set_to(run.spark, INEXACT):
@@ -233,9 +213,8 @@ def test_a_job_over_wide_rows_finds_all_of_them_again_under_settings_that_lose_p
 
 @pytest.mark.long  # wide rows have such values, above
 def test_a_changed_row_is_found_by_ids_of_microseconds_and_fractions_in_a_table_with_partitions(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     run.spark.sql(f"CREATE TABLE delta.`{run.output}` ({PLAIN}) USING delta PARTITIONED BY (day, lang)")
     query = (
         "SELECT id, concat('{}', id) AS text, date_from_unix_date(CAST(-141428 + id AS INT)) AS day, "
@@ -250,15 +229,13 @@ def test_a_changed_row_is_found_by_ids_of_microseconds_and_fractions_in_a_table_
     run.spark.sql(changes).write.mode("overwrite").parquet(source)
     with set_to(run.spark, {MILLIS: "TIMESTAMP_MILLIS", **BERLIN}):
         changed = run.run(**options)
-        assert changed is not None
         assert (changed.rows_out, changed.rows_skipped) == (2, 2)
     assert sorted(row["text"] for row in run.rows()) == ["a0", "a1", "b2", "b3"], "-0.0 equals 0.0, as an id"
 
 
 def test_partition_values_that_would_change_are_refused_before_the_claim_and_empty_ones_told(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     table = f"delta.`{run.output}`"
     run.spark.sql(f"CREATE TABLE {table} ({PLAIN}) USING delta PARTITIONED BY (lang, at)")
     rows = "(0L, '', 0), (1L, NULL, 0), (2L, 'a/b:c=%20', 0), (3L, ' x ', NULL), (4L, 'b', 1761442200)"
@@ -270,7 +247,7 @@ def test_partition_values_that_would_change_are_refused_before_the_claim_and_emp
     by_id = {"id_columns": ("id",)}
     with set_to(run.spark, BERLIN):
         with pytest.raises(JobError, match=told):
-            run.run(**by_id, redo_changed=True, dry_run=True)
+            run.dry_run(**by_id, redo_changed=True)
         with pytest.raises(
             JobError, match=r"column 'at', of which 1 rows have a time .*stored as another time"
         ):

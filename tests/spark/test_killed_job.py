@@ -76,8 +76,7 @@ def rows_in_spool(directory: Path) -> int:
     return num_rows
 
 
-def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable[[], Jobs]) -> None:
-    run = jobs()
+def test_what_a_killed_job_had_completed_is_committed_by_the_next(run: Jobs) -> None:
     rows = [(i, f"word {i % 500}") for i in range(600)]
     run.write_input(rows)
     held = run.directory / "held"
@@ -91,7 +90,6 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(jobs: Callable
     assert run.rows() == []
 
     summary = run.run()
-    assert summary is not None
     assert "had completed were committed now" in run.printed
     assert (summary.rows_skipped, summary.rows_out) == (num_spooled, len(rows) - num_spooled)
     done = run.rows()

@@ -1,6 +1,5 @@
 """Columns of any name that Spark accepts, flat and in structs, and columns called like this package's own helpers."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from pipemax_spark.spark.sql import quoted
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.conftest import Jobs
 
-MakeJobs = Callable[[], Jobs]
 NAMES = (
     *(
         "a.b",
@@ -91,8 +89,7 @@ def put(run: Jobs, rows: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.mark.parametrize("retries", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_job_carries_every_name_over_also_where_it_retries(jobs: MakeJobs, retries: bool) -> None:
-    run = jobs()
+def test_a_job_carries_every_name_over_also_where_it_retries(run: Jobs, retries: bool) -> None:
     put(run, [row(0), row(1), row(1), row(2, **{"c`d": None})])
     options = {"input": "odd_names", "source": PromptSource(template=TEMPLATE), "max_error_rate": 1.0}
     done = [run.run(**options, retry_errors=again) for again in (False, True)[: 1 + retries]]
@@ -108,8 +105,7 @@ def test_a_job_carries_every_name_over_also_where_it_retries(jobs: MakeJobs, ret
 
 
 @pytest.mark.long  # the first test has the names, test_redo_changed the changes
-def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(run: Jobs) -> None:
     put(run, [row(0), row(1)])
     options = {
         "input": "odd_names",

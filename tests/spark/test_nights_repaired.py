@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from tests.spark.conftest import Jobs
+from tests.spark.conftest import Jobs, set_to
 from tests.spark.test_incremental import Nights, words
 
 IGNORES_MISSING = "spark.sql.files.ignoreMissingFiles"
-MakeJobs = Callable[[], Jobs]
 RESCAN = {"rescan": True}
 SKIP = {"skip_changes": True}
-VACUUM_ALL = "SET spark.databricks.delta.retentionDurationCheck.enabled = "
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +33,8 @@ def vacuumed(nights: Nights) -> None:
     nights.append(words(4, 6))
     nights.append(words(6, 8))
     nights.sql("OPTIMIZE {input}")
-    nights.sql(f"{VACUUM_ALL}false")
-    try:
+    with set_to(nights.jobs.spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
         nights.sql("VACUUM {input} RETAIN 0 HOURS")
-    finally:
-        nights.sql(f"{VACUUM_ALL}true")
 
 
 def log_cleaned(nights: Nights) -> None:
@@ -113,9 +108,9 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("history", "said", "remedy"), REMEDIES)
 def test_a_night_that_cannot_go_on_is_repaired_by_each_remedy_that_it_names(
-    jobs: MakeJobs, history: Callable[[Nights], None], said: str, remedy: dict[str, Any]
+    run: Jobs, history: Callable[[Nights], None], said: str, remedy: dict[str, Any]
 ) -> None:
-    nights = Nights(jobs())
+    nights = Nights(run)
     nights.append(words(0, 2))
     shutil.copytree(nights.input, f"{nights.input} copy")
     nights.append(words(2, 4))
@@ -146,11 +141,9 @@ def test_a_night_that_cannot_go_on_is_repaired_by_each_remedy_that_it_names(
     [False, pytest.param(True, marks=pytest.mark.long)],
     ids=["dropped and made again", "replaced"],
 )
-def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(
-    jobs: MakeJobs, replaced: bool
-) -> None:
+def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(run: Jobs, replaced: bool) -> None:
     """Made again, it is another table, and all of it is compared; replaced, it is the same, of which rows are gone."""
-    nights = Nights(jobs())
+    nights = Nights(run)
     ids = {"id_columns": ("id",)}
     nights.append(words(0, 3))
     nights.run(**ids)
@@ -192,9 +185,9 @@ def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(
     ],
 )
 def test_appended_ids_that_cannot_be_used_are_mended_in_the_input_and_compared_once(
-    jobs: MakeJobs, appended: list[tuple[Any, ...]], said: str, mended: str, skips: bool
+    run: Jobs, appended: list[tuple[Any, ...]], said: str, mended: str, skips: bool
 ) -> None:
-    nights = Nights(jobs())
+    nights = Nights(run)
     nights.append(words(0, 2))
     ids = {"id_columns": ("id",)}
     nights.run(**ids)
@@ -211,8 +204,8 @@ def test_appended_ids_that_cannot_be_used_are_mended_in_the_input_and_compared_o
 
 
 @pytest.mark.long  # fourteen runs
-def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(jobs: MakeJobs) -> None:
-    nights = Nights(jobs())
+def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(run: Jobs) -> None:
+    nights = Nights(run)
     ids = {"id_columns": ("id",)}
     nights.append(words(0, 4))
     for options, said in (
@@ -259,8 +252,8 @@ def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(
 
 
 @pytest.mark.long  # three nights and a rescan
-def test_nights_begin_where_an_option_of_the_user_s_says(jobs: MakeJobs) -> None:
-    nights = Nights(jobs())
+def test_nights_begin_where_an_option_of_the_user_s_says(run: Jobs) -> None:
+    nights = Nights(run)
     options = {"id_columns": ("id",), "input_option": {"startingVersion": "1"}}
     nights.append(words(0, 2))
     nights.append(words(2, 4))

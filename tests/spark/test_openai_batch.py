@@ -1,7 +1,6 @@
 """OpenAI's batch files as input and output of the job."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,10 +53,7 @@ def lines_of(path: Path) -> dict[str, dict[str, Any]]:
     return {line["custom_id"]: line["response"] for line in map(json.loads, path.read_text().splitlines())}
 
 
-def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(
-    jobs: Callable[[], Jobs], tmp_path: Path
-) -> None:
-    run = jobs()
+def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(run: Jobs, tmp_path: Path) -> None:
     requests, answers = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     write_requests(
         requests, chat("one two three"), chat("four five", max_tokens=2), chat(" "), chat("[[error]]")
@@ -76,10 +72,7 @@ def test_requests_of_a_file_are_answered_in_a_file_once_all_are_done(
     }
 
 
-def test_what_a_request_holds_is_its_row_s_error_and_never_ends_the_job(
-    jobs: Callable[[], Jobs], tmp_path: Path
-) -> None:
-    run = jobs()
+def test_what_a_request_holds_is_its_row_s_error_and_never_ends_the_job(run: Jobs, tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     write_requests(
         requests,
@@ -136,19 +129,16 @@ def test_a_request_is_the_same_alone_and_beside_any_other(spark: Any, tmp_path: 
     assert all(request == found[0] for request in found)
 
 
-def test_a_request_that_cannot_be_a_row_is_named_before_anything_runs(
-    jobs: Callable[[], Jobs], tmp_path: Path
-) -> None:
-    run = jobs()
+def test_a_request_that_cannot_be_a_row_is_named_before_anything_runs(run: Jobs, tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     write_requests(requests, chat("one"), chat("two", n=3))
-    run.defaults = options_of(run, requests)
+    plain, run.defaults = run.defaults, options_of(run, requests)
     with pytest.raises(JobError, match="request 'r1': n is 3"):
         run.run()
     run.write_input([(1, "x")])
     with pytest.raises(JobError, match="--batch-output needs the column 'custom_id'"):
         run.run(
-            **{name: getattr(jobs().defaults, name) for name in ("input", "source")},
+            **{name: getattr(plain, name) for name in ("input", "source")},
             input_format=None,
             id_columns=("id",),
             overrides_column=None,

@@ -100,7 +100,7 @@ def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
     run.write_input([(i, f"word {i}") for i in range(20)])
     engine_python = write_engine_python(tmp_path / "python")
     options = replace(run.defaults, engine_python=engine_python)
-    run.run(engine_python=engine_python, dry_run=True)
+    run.dry_run(engine_python=engine_python)
     assert not servers_of(engine_python), "a dry run starts no engine"
     servers = []
 

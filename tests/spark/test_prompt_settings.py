@@ -23,7 +23,7 @@ from pipemax_spark.request.value_text import text_of
 from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.spark.sql import quoted
-from tests.spark.test_kept_values import set_to
+from tests.spark.conftest import set_to
 from tests.spark.typed_rows import TypedRows, typed_rows
 
 ZONE = "spark.sql.session.timeZone"

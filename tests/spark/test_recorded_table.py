@@ -6,7 +6,6 @@ It is never recorded again. In its manifest ``{directory}`` stands for the direc
 """
 
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,9 +31,8 @@ CHUNKS = [
 
 
 @pytest.fixture
-def run(jobs: Callable[[], Jobs]) -> Jobs:
+def run(run: Jobs) -> Jobs:
     """Jobs like the recorded one, on the recorded table."""
-    run = jobs()
     with zipfile.ZipFile(RECORDED) as archive:
         archive.extractall(run.directory)
     (manifest,) = Path(run.output, "_pipemax").glob(f"*/{RUN}/manifest.json")
@@ -59,7 +57,6 @@ def check_answers(run: Jobs, num_rows: int) -> None:
 def test_a_recorded_table_is_resumed_finished_and_made_incremental(run: Jobs) -> None:
     assert len(run.rows()) == COMMITTED
     summary = run.run()
-    assert summary is not None
     assert f"{NUM_ROWS - COMMITTED:,} of the rows that run {RUN} had prepared" in run.printed
     assert f"{SPOOLED} rows that run {RUN} had completed were committed now" in run.printed
     assert (summary.rows_skipped, summary.rows_out) == (COMMITTED + SPOOLED, NUM_ROWS - COMMITTED - SPOOLED)
@@ -68,11 +65,9 @@ def test_a_recorded_table_is_resumed_finished_and_made_incremental(run: Jobs) ->
 
     append(run, NUM_ROWS, NUM_ROWS + 10)
     night = run.run(incremental=True)
-    assert night is not None
     assert (night.rows_skipped, night.rows_out) == (NUM_ROWS, 10)
     append(run, NUM_ROWS + 10, NUM_ROWS + 15)
     night = run.run(incremental=True)
-    assert night is not None
     assert (night.rows_in, night.rows_out) == (5, 5)
     check_answers(run, NUM_ROWS + 15)
 
@@ -82,7 +77,6 @@ def test_a_recorded_table_whose_rows_are_searched_for_again_loses_and_doubles_no
     """The input has grown since, so that what the run had prepared is not what is left; its completions count."""
     append(run, NUM_ROWS, NUM_ROWS + 10)
     summary = run.run()
-    assert summary is not None
     assert summary.rows_skipped == COMMITTED + SPOOLED
     check_answers(run, NUM_ROWS + 10)
 

@@ -1,6 +1,5 @@
 """``--redo-changed``: a row whose request has changed under its id replaces its old row, exactly once."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import committed_chunks, kill_when, start_job
 from tests.spark.test_retry_errors import commits_with_rows
 
-MakeJobs = Callable[[], Jobs]
 SCHEMA = "id long, text string, note string, sampling struct<max_tokens: int>"
 IDS = {"id_columns": ("id",), "overrides_column": "sampling"}
 
@@ -33,9 +31,8 @@ def said(text: str, max_tokens: int = 16) -> str:
 
 
 def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_one_commit(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     before = [
         (1, "one", "", None),
         (2, "two", "", (16,)),
@@ -54,11 +51,9 @@ def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_o
     ]
     run.write_input(now, SCHEMA)
     unchanged = run.run(**IDS, where="id < 6")
-    assert unchanged is not None
     assert (unchanged.rows_out, unchanged.rows_skipped) == (0, 4), "only the option looks for changes"
     num_commits = len(commits_with_rows(run))
     summary = run.run(**IDS, redo_changed=True)
-    assert summary is not None
     assert (summary.rows_in, summary.rows_out, summary.rows_skipped) == (5, 3, 2)
     assert "2 rows have changed since they were annotated; each old row stays until" in run.printed
     expected = {
@@ -76,30 +71,26 @@ def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_o
     # With --retry-errors too, the unchanged error row is tried again.
     run.write_input([(4, None, "tried again", None), (5, "cinq", "", None)], SCHEMA)
     both = run.run(**IDS, redo_changed=True, retry_errors=True)
-    assert both is not None
     assert (both.rows_out, both.rows_error) == (2, 1)
     assert answers(run) == expected | {4: ("tried again", "empty_prompt"), 5: ("", said("cinq"))}
 
 
 @pytest.mark.long  # four runs; test_ends has limits, the first test what is redone
-def test_changed_rows_are_counted_by_a_dry_run_and_those_beyond_a_limit_stay(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_changed_rows_are_counted_by_a_dry_run_and_those_beyond_a_limit_stay(run: Jobs) -> None:
     run.write_input([(1, "one", "", None), (2, "two", "", None), (3, "three", "", None)], SCHEMA)
     run.run(**IDS)
     run.write_input([(1, "uno", "", None), (2, "dos", "", None), (3, "three", "", None)], SCHEMA)
-    run.run(**IDS, redo_changed=True, dry_run=True)
+    run.dry_run(**IDS, redo_changed=True)
     assert "1 rows done earlier, 2 to do" in run.printed
     assert "2 rows have changed since they were annotated" in run.printed
     for rows_out, left_out in ((1, 1), (1, 0), (0, 0)):
         limited = run.run(**IDS, redo_changed=True, limit=1)
-        assert limited is not None
         assert (limited.rows_out, limited.rows_left_out) == (rows_out, left_out)
         assert len(answers(run)) == 3
 
 
 @pytest.mark.long  # as of a retry, in test_retry_errors
-def test_a_redo_that_fails_leaves_every_old_row_in_place(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_redo_that_fails_leaves_every_old_row_in_place(run: Jobs) -> None:
     run.write_input([(i, f"word {i}", "", None) for i in range(10)], SCHEMA)
     run.run(**IDS)
     before = answers(run)
@@ -110,8 +101,7 @@ def test_a_redo_that_fails_leaves_every_old_row_in_place(jobs: MakeJobs) -> None
 
 
 @pytest.mark.long
-def test_a_redo_that_is_killed_loses_no_outcome_and_the_same_command_does_the_rest(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_redo_that_is_killed_loses_no_outcome_and_the_same_command_does_the_rest(run: Jobs) -> None:
     ids = range(3_000)
     run.write_input([(i, f"word {i}") for i in ids])
     run.run(id_columns=("id",))
@@ -130,15 +120,13 @@ def test_a_redo_that_is_killed_loses_no_outcome_and_the_same_command_does_the_re
     num_redone = sum(text.startswith("other") for text in texts().values())
     assert 0 < num_redone < len(ids)
     summary = run.run(id_columns=("id",), redo_changed=True)
-    assert summary is not None
     assert summary.rows_skipped >= num_redone
     assert summary.rows_skipped + summary.rows_out == len(ids)
     assert texts() == {i: f"other {i}" for i in ids}
 
 
 @pytest.mark.long  # a whole job before the refusal
-def test_a_table_without_the_columns_of_its_requests_is_refused(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_table_without_the_columns_of_its_requests_is_refused(run: Jobs) -> None:
     run.write_input([(1, "a")])
     options: dict[str, Any] = {"id_columns": ("id",), "source": PromptSource(prompt_column="text")}
     with pytest.raises(JobError, match="--redo-changed needs --id-columns"):
@@ -154,5 +142,4 @@ def test_a_table_without_the_columns_of_its_requests_is_refused(jobs: MakeJobs) 
     with pytest.raises(JobError, match="--select lacks a column for it: there is no column 'text'"):
         run.run(**options, redo_changed=True, select=("id",))
     summary = run.run(**options, redo_changed=True)
-    assert summary is not None
     assert (summary.rows_out, summary.rows_skipped) == (1, 1)

@@ -1,15 +1,12 @@
 """``--retry-errors``: an error row stays in the table until its new outcome replaces it."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 from pipemax.wire import ErrorCode
 from pipemax_spark.errors import OnError
 from tests.spark.conftest import Jobs
-
-MakeJobs = Callable[[], Jobs]
 
 
 def outcomes(run: Jobs) -> dict[int, str | None]:
@@ -28,9 +25,8 @@ def commits_with_rows(run: Jobs) -> list[dict[str, str]]:
 
 
 def test_only_error_rows_that_were_retried_leave_the_table_and_in_one_commit_with_their_outcome(
-    jobs: MakeJobs,
+    run: Jobs,
 ) -> None:
-    run = jobs()
     run.write_input([(1, "fine"), (2, None), (3, "[[error]]"), (4, None)])
     run.run(id_columns=("id",))
     assert outcomes(run) == {
@@ -44,7 +40,6 @@ def test_only_error_rows_that_were_retried_leave_the_table_and_in_one_commit_wit
     # Row 4 is no longer in the input, row 5 is new.
     run.write_input([(1, "fine"), (2, "mended"), (3, "[[error]]"), (5, "new")])
     again = run.run(id_columns=("id",), retry_errors=True)
-    assert again is not None
     assert (again.rows_out, again.rows_error, again.rows_skipped) == (3, 1, 1)
     assert outcomes(run) == {
         1: None,
@@ -58,8 +53,7 @@ def test_only_error_rows_that_were_retried_leave_the_table_and_in_one_commit_wit
 
 
 @pytest.mark.long  # a merge is one commit, above
-def test_a_retry_that_fails_leaves_every_error_row_in_place(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_retry_that_fails_leaves_every_error_row_in_place(run: Jobs) -> None:
     run.write_input([(1, "fine"), (2, None), (3, "[[error]]"), (4, None)])
     run.run(id_columns=("id",))
     done = outcomes(run)
@@ -70,12 +64,10 @@ def test_a_retry_that_fails_leaves_every_error_row_in_place(jobs: MakeJobs) -> N
 
 
 @pytest.mark.long  # a limit, as in test_job
-def test_error_rows_beyond_the_limit_stay(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_error_rows_beyond_the_limit_stay(run: Jobs) -> None:
     run.write_input([(i, None) for i in range(20)])
     run.run(id_columns=("id",))
     run.write_input([(i, f"word {i}") for i in range(20)])
     summary = run.run(id_columns=("id",), retry_errors=True, limit=5)
-    assert summary is not None
     assert (summary.rows_out, summary.rows_left_out) == (5, 15)
     assert Counter(outcomes(run).values()) == {None: 5, ErrorCode.EMPTY_PROMPT: 15}

@@ -11,6 +11,7 @@ from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.prefix import sample_by_beginning
 from pipemax_spark.rows.sample import SomeRows, sample_requests
+from tests.spark.conftest import set_to
 from tests.spark.spark_work import counted
 
 ROWS, FILES = 10_000, 50
@@ -31,14 +32,10 @@ def source(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 def rows(spark: Any, source: str) -> Any:
     """A table whose files are read one by one, as large files are."""
     settings = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
-    before = {name: spark.conf.get(name) for name in settings}
-    for name in settings:
-        spark.conf.set(name, "100000")
-    found = spark.read.format("delta").load(source)
-    found.count()  # so that the table's log has been read
-    yield found
-    for name, value in before.items():
-        spark.conf.set(name, value)
+    with set_to(spark, dict.fromkeys(settings, "100000")):
+        found = spark.read.format("delta").load(source)
+        found.count()  # so that the table's log has been read
+        yield found
 
 
 def sample_prompts(rows: Any, columns: RequestColumns, rows_in: int) -> list[str | None]:

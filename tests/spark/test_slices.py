@@ -6,6 +6,7 @@ from statistics import correlation, mean
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual
 
 from pipemax_spark.request.columns import RequestColumns, without_request_columns
@@ -22,22 +23,30 @@ from pipemax_spark.rows.left import rows_left
 from pipemax_spark.rows.partition_keys import partition_keys
 
 
+def keyed(rows: Any) -> Any:
+    return RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
+
+
+def sliced_rows(
+    spark: Any, directory: Path, rows: Any, *, by_prefix: bool = False, **options: Any
+) -> SlicedRows:
+    """The rows as they are read back, after they were written by their ids unless ``options`` say otherwise."""
+    given = {"identity": F.col("id"), "slots": 2, "by_prefix": by_prefix, **options}
+    span = write_slices(keyed(rows), str(directory / "rows"), **given)
+    return SlicedRows(spark, [span], rows.schema, by_prefix=by_prefix)
+
+
 def chunk_of(sliced: SlicedRows, first: int, end: int) -> Chunk:
     return Chunk(number=first, first_slice=first, end_slice=end, rows=sum(sliced.slice_rows[first:end]))
 
 
 def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 100) AS text")
-    path = str(tmp_path / "rows")
-    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
-    span = write_slices(keyed, path, identity=F.col("id"), slices=8, slots=2)
-    sliced = SlicedRows(spark, [span], rows.schema)
+    sliced = sliced_rows(spark, tmp_path, rows, slices=8)
     assert sliced.rows == 4_000
     chunks = [chunk_of(sliced, 0, 3), chunk_of(sliced, 3, 8)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
-    assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed))
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed(rows)))
     for part in parts:
         assert part.rdd.getNumPartitions() == 4
         sizes = part.groupBy(F.spark_partition_id()).agg(F.count("*"), F.sum(F.length("text"))).collect()
@@ -48,20 +57,13 @@ def test_slices_hold_each_row_once_and_are_alike(spark: Any, tmp_path: Path) -> 
 
 @pytest.mark.long  # speed
 def test_every_task_writes_equally_many_slices(spark: Any, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    path = str(tmp_path / "rows")
-    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(
-        spark.range(2_000).selectExpr("id", "'x' AS text")
-    )
-    write_slices(keyed, path, identity=F.col("id"), slices=32, slots=4)
-    slices_of_task = Counter(file.name[:10] for file in Path(path).rglob("part-*.parquet"))
+    rows = spark.range(2_000).selectExpr("id", "'x' AS text")
+    sliced_rows(spark, tmp_path, rows, slices=32, slots=4)
+    slices_of_task = Counter(file.name[:10] for file in tmp_path.rglob("part-*.parquet"))
     assert list(slices_of_task.values()) == [2] * 16
 
 
 def test_a_partition_key_is_hashed_to_its_partition(spark: Any) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     for partitions in (1, 2, 7, 64):
         keys = partition_keys(partitions)
         frame = spark.createDataFrame([(key, place) for place, key in enumerate(keys)], "key int, place int")
@@ -80,8 +82,6 @@ def test_equal_rows_are_counted_and_rows_that_differ_a_little_are_not_equal(spar
     ]
 
     def frame(rows: list[tuple[Any, ...]]) -> Any:
-        from pyspark.sql import functions as F  # noqa: N812
-
         made = spark.createDataFrame(rows, "a string, b double, at string")
         return made.withColumn("at", F.to_timestamp("at")).select("a", "b", "at")
 
@@ -107,18 +107,13 @@ def test_a_small_batch_is_compared_with_all_rows_ever_done_without_shuffling_tho
 def test_sorted_slices_hold_each_row_once_and_keep_prompts_that_begin_alike_together(
     spark: Any, tmp_path: Path
 ) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = spark.range(3_000, numPartitions=3).selectExpr(
         "id", "concat('document ', id % 100, ' question ', id) AS text"
     )
-    path = str(tmp_path / "rows")
-    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
-    span = write_slices(keyed, path, identity=F.col("id"), slices=6, slots=2, by_prefix=True)
-    sliced = SlicedRows(spark, [span], rows.schema, by_prefix=True)
+    sliced = sliced_rows(spark, tmp_path, rows, slices=6, by_prefix=True)
     chunks = [chunk_of(sliced, 0, 1), chunk_of(sliced, 1, 6)]
     parts = [sliced.read(chunk, partitions=4) for chunk in chunks]
-    assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed))
+    assertDataFrameEqual(parts[0].unionAll(parts[1]), without_request_columns(keyed(rows)))
     seen = [
         (number, row["at"], row["text"].split(" question ")[0], row["text"])
         for number, part in enumerate(parts)
@@ -138,10 +133,8 @@ def test_a_row_s_slice_does_not_depend_on_the_order_in_which_rows_come(
     spark: Any, tmp_path: Path, by_prefix: bool
 ) -> None:
     """As when a lost executor's part of a shuffle is computed again."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = spark.range(2_000).selectExpr("id", "concat('document ', id % 9) AS text")
-    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
+    with_keys = keyed(rows)
 
     def slices_of(frame: Any, name: str) -> dict[int, int]:
         path = str(tmp_path / name)
@@ -150,8 +143,8 @@ def test_a_row_s_slice_does_not_depend_on_the_order_in_which_rows_come(
         (slice_column,) = [name for name in found.columns if "slice" in name]
         return {row["id"]: row[slice_column] for row in found.collect()}
 
-    one_order = slices_of(keyed.repartition(3), "one")
-    another_order = slices_of(keyed.orderBy(F.rand(1)).repartition(5), "another")
+    one_order = slices_of(with_keys.repartition(3), "one")
+    another_order = slices_of(with_keys.orderBy(F.rand(1)).repartition(5), "another")
     assert one_order == another_order
     assert len(set(one_order.values())) == 8
 
@@ -164,12 +157,8 @@ def by_partition(part: Any) -> list[list[Any]]:
 
 @pytest.mark.long  # speed
 def test_the_last_chunk_begins_with_long_prompts_on_every_executor(spark: Any, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = spark.range(4_000, numPartitions=3).selectExpr("id", "repeat('x', id % 1000) AS text")
-    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
-    span = write_slices(keyed, str(tmp_path / "rows"), identity=F.col("id"), slices=8, slots=2)
-    sliced = SlicedRows(spark, [span], rows.schema)
+    sliced = sliced_rows(spark, tmp_path, rows, slices=8)
     chunk = chunk_of(sliced, 2, 8)
     part = sliced.read(chunk, partitions=8, order=RowOrder.LAST_RANK_FIRST, executors=2)
     assertDataFrameEqual(part, sliced.read(chunk, partitions=8))
@@ -192,8 +181,6 @@ def test_the_last_chunk_begins_with_long_prompts_on_every_executor(spark: Any, t
 
 @pytest.mark.long  # speed
 def test_rows_own_max_tokens_come_before_the_length_of_their_prompt(spark: Any, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     # Long prompts have short answers here, and every tenth row says nothing that counts, so that the job's 500 count.
     rows = spark.range(2_000).selectExpr(
         "id",
@@ -236,19 +223,15 @@ def test_prompts_order_the_last_chunk_only_if_they_have_told_how_long_answers_ar
 
 @pytest.mark.long  # speed
 def test_equal_requests_go_to_one_task_unless_they_are_very_many(spark: Any, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     # 1,000 prompts with three rows each, 2,000 rows with one prompt, and 600 without any.
     prompt = "CASE WHEN id < 3000 THEN concat('prompt ', id % 1000) WHEN id < 5000 THEN 'hello' ELSE ' ' END"
     rows = spark.range(5_600, numPartitions=3).selectExpr("id", f"{prompt} AS text")
-    keyed = RequestColumns(PromptSource(prompt_column="text")).add_with_keys(rows)
-    (hello,) = keyed.where("text = 'hello'").select("__pipemax_key").distinct().collect()
-    frequent = frequent_keys(keyed, rows_in=20_000, slices=8)
+    with_keys = keyed(rows)
+    (hello,) = with_keys.where("text = 'hello'").select("__pipemax_key").distinct().collect()
+    frequent = frequent_keys(with_keys, rows_in=20_000, slices=8)
     assert frequent == {hello[0]: 3}, "a third of eight slices"
-    group = group_of(keyed, F.col("id").cast("string"), frequent)
-    path = str(tmp_path / "rows")
-    span = write_slices(keyed, path, identity=group, slices=8, slots=2, equal_together=True)
-    sliced = SlicedRows(spark, [span], rows.schema)
+    group = group_of(with_keys, F.col("id").cast("string"), frequent)
+    sliced = sliced_rows(spark, tmp_path, rows, identity=group, slices=8, equal_together=True)
     assert sliced.rows == 5_600
     places = Counter[tuple[str, int, int]]()
     tasks_of, empties = dict[str, set[tuple[int, int]]](), Counter[int]()
@@ -275,8 +258,6 @@ def test_equal_requests_go_to_one_task_unless_they_are_very_many(spark: Any, tmp
 
 @pytest.mark.long  # speed
 def test_keeping_equal_requests_together_costs_no_further_shuffle_or_sort(spark: Any) -> None:
-    from pyspark.sql import functions as F  # noqa: N812
-
     rows = spark.range(100).withColumn("slice", F.col("id") % 5).withColumn("writer", F.col("slice") % 2)
     rows = rows.repartition(2, "writer").sortWithinPartitions("slice", "writer", "id")
     rows = rows.withColumn("place", F.monotonically_increasing_id())

@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from pipemax_spark.storage.hadoop import HadoopFiles, is_remote
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
-
-MakeJobs = Callable[[], Jobs]
 
 SWALLOWED = "1 record with a quote that is not closed"
 FIELDS = "with more or fewer fields than the header"
@@ -254,8 +252,7 @@ def test_compressed_and_partitioned_files_are_looked_at_too(spark: Any, tmp_path
     assert (found, "2 lines" in told) == (["one\nline"] * 2, True)
 
 
-def test_a_job_ends_before_the_claim_or_leaves_such_lines_out(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_job_ends_before_the_claim_or_leaves_such_lines_out(run: Jobs) -> None:
     path = run.directory / "rows.jsonl"
     path.write_text('{"id": 1, "text": "one"}\n{"id": 2, "te\n')
     given: dict[str, Any] = {
@@ -277,8 +274,7 @@ def test_a_job_ends_before_the_claim_or_leaves_such_lines_out(jobs: MakeJobs) ->
 
 @pytest.mark.long  # a variant of what is well formed
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "batch.jsonl"])
-def test_a_file_of_0_bytes_is_an_empty_input(jobs: MakeJobs, name: str) -> None:
-    run = jobs()
+def test_a_file_of_0_bytes_is_an_empty_input(run: Jobs, name: str) -> None:
     path = run.directory / name
     path.write_bytes(b"")
     given: dict[str, Any] = {"input": str(path), "summary": str(run.directory / "summary.json")}
@@ -286,16 +282,14 @@ def test_a_file_of_0_bytes_is_an_empty_input(jobs: MakeJobs, name: str) -> None:
         given |= {"input_format": "openai-batch", "source": PromptSource(messages_column="messages")}
         given |= {"id_columns": ("custom_id",), "overrides_column": "overrides"}
     summary = run.run(**given)
-    assert summary is not None
     assert (summary.rows_in, Path(run.output).exists()) == (0, False)
     assert json.loads((run.directory / "summary.json").read_text())["rows_in"] == 0
-    run.run(**given, dry_run=True)
+    run.dry_run(**given)
     if name == "a.csv":  # the next night brings rows, and the one after it none
         path.write_text("id,text,more\n1,one,x\n")
         run.run(input=str(path))
         path.write_bytes(b"")
         summary = run.run(**given, where="more = 'x'")
-        assert summary is not None
         assert (summary.rows_in, len(run.rows())) == (0, 1)
 
 
@@ -364,8 +358,7 @@ def test_a_relative_path_with_a_colon_is_no_scheme(
         assert files.qualified(name).endswith(f"/{name}")
 
 
-def test_a_job_runs_where_every_path_has_special_characters(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_job_runs_where_every_path_has_special_characters(run: Jobs) -> None:
     place = run.directory / NAMES[-1]
     place.mkdir()
     (place / "in.csv").write_text("id,text\n1,one\n2,two\n")
@@ -375,13 +368,11 @@ def test_a_job_runs_where_every_path_has_special_characters(jobs: MakeJobs) -> N
         "summary": str(place / "summary.json"),
     }
     summary = run.run(**given, work_dir=str(place / "work"), log_dir=place / "logs")
-    assert summary is not None
     assert (summary.rows_out, summary.rows_error) == (2, 0)
     assert run.spark.read.format("delta").load(str(place / "out")).count() == 2
 
 
-def test_lines_of_batch_files_that_are_no_requests_are_left_out_when_asked(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_lines_of_batch_files_that_are_no_requests_are_left_out_when_asked(run: Jobs) -> None:
     path = run.directory / "requests.jsonl"
     body = {"messages": [{"role": "user", "content": "one"}]}
     line = json.dumps({"custom_id": "r1", "url": "/v1/chat/completions", "body": body})

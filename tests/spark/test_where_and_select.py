@@ -1,6 +1,5 @@
 """``--where`` and ``--select``: which rows of the input are annotated, and which of their columns are kept."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +10,14 @@ from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 from tests.spark.test_incremental import Nights, words
 
-MakeJobs = Callable[[], Jobs]
-
 
 def counts(run: Jobs, **options: Any) -> tuple[int, int, int, int]:
     """(rows in, skipped, out, left out)."""
     summary = run.run(**options)
-    assert summary is not None
     return summary.rows_in, summary.rows_skipped, summary.rows_out, summary.rows_left_out
 
 
-def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(run: Jobs) -> None:
     run.write_input([(i, f"word {i}", "x") for i in range(20)], "id long, text string, secret string")
     options = {"id_columns": ("ID",), "select": ("secret", "id")}
     assert counts(run, **options, where="id < 12") == (12, 0, 12, 0)
@@ -35,8 +30,7 @@ def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(jobs
 
 
 @pytest.mark.long  # two jobs; a column of answers is a struct like any other
-def test_the_output_is_the_input_of_another_job_whose_answers_are_read_and_not_kept(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_the_output_is_the_input_of_another_job_whose_answers_are_read_and_not_kept(run: Jobs) -> None:
     run.write_input([(i, f"word {i}") for i in range(5)])
     run.run(id_columns=("id",))
     chained = {"input": run.output, "output": str(run.directory / "chained")}
@@ -53,9 +47,9 @@ def test_the_output_is_the_input_of_another_job_whose_answers_are_read_and_not_k
 @pytest.mark.long  # the first test has two predicates, test_incremental the nights
 @pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_a_nightly_job_with_another_predicate_annotates_rows_that_the_first_skipped(
-    jobs: MakeJobs, id_columns: tuple[str, ...]
+    run: Jobs, id_columns: tuple[str, ...]
 ) -> None:
-    nights = Nights(jobs())
+    nights = Nights(run)
     nights.append(words(0, 10))
     even = {"id_columns": id_columns, "where": "id % 2 = 0"}
     assert nights.run(**even) == (5, 0, 5)
@@ -66,22 +60,17 @@ def test_a_nightly_job_with_another_predicate_annotates_rows_that_the_first_skip
     assert nights.ids() == list(range(14))
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
+def test_a_wrong_predicate_or_selection_is_reported_at_once(run: Jobs) -> None:
+    run.write_input([(1, "a")])
+    ids = {"id_columns": ("id",)}
+    for options, told in (
         ({"where": "nope > 1"}, "--where 'nope > 1' is not a condition on the input: .*nope"),
         ({"where": "id"}, "--where 'id' is not a condition on the input: .*not a boolean"),
         ({"where": "id >"}, "--where 'id >' is not a condition on the input"),
         ({"where": "rand() < 0.5"}, "selects different rows each time it is evaluated"),
         ({"select": ("id",)}, "--select needs --id-columns"),
-        ({"select": ("text",), "id_columns": ("id",)}, "--select leaves out 'id'"),
-        ({"select": ("id", "txt"), "id_columns": ("id",)}, "there is no column 'txt'. Did you mean 'text'"),
-    ],
-)
-def test_a_wrong_predicate_or_selection_is_reported_at_once(
-    jobs: MakeJobs, options: dict[str, Any], told: str
-) -> None:
-    run = jobs()
-    run.write_input([(1, "a")])
-    with pytest.raises(JobError, match=told):
-        run.run(**options)
+        ({"select": ("text",), **ids}, "--select leaves out 'id'"),
+        ({"select": ("id", "txt"), **ids}, "there is no column 'txt'. Did you mean 'text'"),
+    ):
+        with pytest.raises(JobError, match=told):
+            run.run(**options)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,17 @@ from pipemax_spark.errors import JobError, JobFailedError
 from pipemax_spark.rows.chunks import Chunk
 from pipemax_spark.rows.workdir import WorkDirectory
 from pipemax_spark.storage.hadoop import HadoopFiles
-from tests.spark.conftest import Jobs
 from tests.waiting import wait_until
 
 TABLE = "table-id"
 
 
 def work_directory(
-    spark: Any, base: Path, run_id: str, said: list[str], table_id: str = TABLE
+    spark: Any, base: Path, run_id: str, said: list[str], *, table_id: str = TABLE, **options: Any
 ) -> WorkDirectory:
-    return WorkDirectory(
-        HadoopFiles(spark), str(base), table_id=table_id, run_id=run_id, say=said.append, dead_after_s=0.5
-    )
+    files = HadoopFiles(spark)
+    options = {"table_id": table_id, "run_id": run_id, "say": said.append, "dead_after_s": 0.5, **options}
+    return WorkDirectory(files, str(base), **options)
 
 
 def leave_run(directory: Path, **owner: Any) -> None:
@@ -63,8 +61,7 @@ def test_a_run_that_takes_over_waits_until_the_other_one_has_stopped(spark: Any,
     stopping = threading.Event()
 
     def first() -> None:
-        quick = {"table_id": TABLE, "run_id": "first", "say": said.append, "heartbeat_s": 0.05}
-        with WorkDirectory(HadoopFiles(spark), str(tmp_path / "work"), **quick) as work:
+        with work_directory(spark, tmp_path / "work", "first", said, heartbeat_s=0.05) as work:
             work.write_manifest({"spec_hash": "hash", "rows": {}})
             begun.set()
             assert stopping.wait(120)
@@ -76,9 +73,8 @@ def test_a_run_that_takes_over_waits_until_the_other_one_has_stopped(spark: Any,
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(first)
         assert begun.wait(60)
-        taking = {"table_id": TABLE, "run_id": "second", "say": said.append, "takes_over": True}
         stopping.set()
-        with WorkDirectory(HadoopFiles(spark), str(tmp_path / "work"), **taking) as work:
+        with work_directory(spark, tmp_path / "work", "second", said, takes_over=True) as work:
             assert [run.run_id for run in work.left_runs] == ["first"], "as of a dead run, its rows are used"
             assert told == ["second"]
             work.drop_left_runs()
@@ -92,8 +88,7 @@ def test_a_word_to_stop_that_is_still_being_written_is_read_once_it_is_there(
 ) -> None:
     told: list[str] = []
     files = HadoopFiles(spark)
-    quick = {"table_id": TABLE, "run_id": "first", "say": print, "heartbeat_s": 0.05}
-    with WorkDirectory(files, str(tmp_path / "work"), **quick) as work:
+    with work_directory(spark, tmp_path / "work", "first", [], heartbeat_s=0.05) as work:
         work.when_told_to_stop(told.append)
         heartbeat = tmp_path / "work" / TABLE / "first" / "heartbeat"
         files.write_text(f"{work.path}/stop", "")
@@ -107,8 +102,8 @@ def test_a_word_to_stop_that_is_still_being_written_is_read_once_it_is_there(
 def test_a_run_that_does_not_stop_keeps_its_directory(spark: Any, tmp_path: Path) -> None:
     said: list[str] = []
     with work_directory(spark, tmp_path / "work", "deaf", said):
-        taking = {"table_id": TABLE, "run_id": "second", "takes_over": True, "stops_within_s": 0.2}
-        with WorkDirectory(HadoopFiles(spark), str(tmp_path / "work"), say=said.append, **taking) as work:
+        taking = {"takes_over": True, "stops_within_s": 0.2}
+        with work_directory(spark, tmp_path / "work", "second", said, **taking) as work:
             assert work.left_runs == []
         assert (tmp_path / "work" / TABLE / "deaf" / "owner.json").exists()
     assert "run deaf does not stop" in said[1]
@@ -233,25 +228,6 @@ def test_a_torn_file_that_its_checksum_gives_away_counts_as_none(
     with work_directory(spark, base, "second", []) as work:
         assert work.left_runs == []
     assert torn.exists() == (name == "owner.json"), "without its marker, a directory is not known to be ours"
-
-
-@pytest.mark.long  # a job; a run does not touch foreign folders, above
-def test_a_job_does_not_touch_foreign_folders_in_its_work_dir(jobs: Callable[[], Jobs]) -> None:
-    run = jobs()
-    shared = run.directory / "shared"
-    for name in ("datasets", "models"):
-        (shared / name).mkdir(parents=True)
-        (shared / name / "file").write_text(name)
-    run.write_input([(1, "a"), (2, "b")])
-    summary = run.run(work_dir=str(shared))
-    assert summary is not None
-    assert summary.rows_out == 2
-    assert sorted(path.relative_to(shared).as_posix() for path in shared.rglob("*")) == [
-        "datasets",
-        "datasets/file",
-        "models",
-        "models/file",
-    ]
 
 
 def test_storage_that_fails_after_the_start_ends_no_run_and_hides_no_error(

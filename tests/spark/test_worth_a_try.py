@@ -1,6 +1,5 @@
 """What a dry run says of the template's order and of the rows' order, through Spark."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from pipemax_spark.rows.field_counts import count_fields
 from tests.spark.conftest import Jobs
 from tests.spark.spark_work import counted
 
-MakeJobs = Callable[[], Jobs]
 ROWS = 2_400
 INSTRUCTIONS = (
     "Say in one word what this is about, in English, whatever language the text itself is written in."
@@ -79,8 +77,8 @@ def test_a_bounded_number_of_rows_is_counted(spark: Any, rows: Any, monkeypatch:
 
 
 @pytest.mark.usefixtures("small_cache")
-def test_each_kind_of_prompt_has_the_findings_that_apply_to_it(jobs: MakeJobs, rows: Any) -> None:
-    options, question = jobs().defaults, Question(name="q", template="Why?", generation=GenerationSpec())
+def test_each_kind_of_prompt_has_the_findings_that_apply_to_it(run: Jobs, rows: Any) -> None:
+    options, question = run.defaults, Question(name="q", template="Why?", generation=GenerationSpec())
     long_category = F.rpad("category", 300, "-")
 
     def chat(content: Any) -> Any:

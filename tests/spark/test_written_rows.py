@@ -1,11 +1,9 @@
 """A run that dies after it has prepared: the next one does what is left of the rows that it had written down."""
 
-import io
 import re
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.written_rows import rows_hash
 from pipemax_spark.storage.sources import read_source
@@ -26,7 +21,6 @@ from tests.spark.conftest import Jobs
 from tests.spark.spark_work import Work, counted
 from tests.waiting import wait_until
 
-MakeJobs = Callable[[], Jobs]
 NUM_ROWS = 3_000
 
 
@@ -60,9 +54,8 @@ class DyingTable(DeltaTable):
             self._before_is_committed.set()
 
 
-def delta_jobs(jobs: MakeJobs, **changes: Any) -> Jobs:
-    """Jobs on a Delta table with ids that are unique and texts that are not."""
-    run = jobs()
+def read_delta(run: Jobs, **changes: Any) -> None:
+    """Have jobs read a Delta table with ids that are unique and texts that are not."""
     run.defaults = replace(
         run.defaults,
         input=str(run.directory / "in"),
@@ -71,17 +64,13 @@ def delta_jobs(jobs: MakeJobs, **changes: Any) -> Jobs:
     )
     rows = run.spark.range(NUM_ROWS, numPartitions=2).selectExpr("id", "concat('word ', id % 900) AS text")
     rows.write.format("delta").save(run.defaults.input)
-    return run
 
 
-def die(run: Jobs, *, at: int = 1, **changes: Any) -> str:
+def die(run: Jobs, *, at: int = 1) -> str:
     """Run the job until it has committed its first chunks and completed the next one; return what it printed."""
-    options = replace(run.defaults, **changes)
-    table = DyingTable(run.spark, run.output, dies_at=at)
-    printed = io.StringIO()
     with pytest.raises(RuntimeError, match="the run dies"):
-        AnnotationJob(run.spark, options, Terminal(Console(file=printed, width=200)), table=table).run()
-    return printed.getvalue()
+        run.run(table=DyingTable(run.spark, run.output, dies_at=at))
+    return run.printed
 
 
 def answers(run: Jobs) -> Counter[tuple[int, str]]:
@@ -102,9 +91,9 @@ EVERY_ROW_ONCE = Counter((number, f"word {number % 900}") for number in range(NU
     ("id_columns", "by_prefix"), [(("id",), False), pytest.param((), True, marks=pytest.mark.long)]
 )
 def test_runs_that_die_one_after_the_other_prepare_once(
-    jobs: MakeJobs, id_columns: tuple[str, ...], by_prefix: bool
+    run: Jobs, id_columns: tuple[str, ...], by_prefix: bool
 ) -> None:
-    run = delta_jobs(jobs, id_columns=id_columns, group_by_prefix=by_prefix)
+    read_delta(run, id_columns=id_columns, group_by_prefix=by_prefix)
     assert "Resume" not in die(run)
     done = len(run.rows())
     assert 0 < done < NUM_ROWS, "one chunk is committed"
@@ -125,8 +114,8 @@ def test_runs_that_die_one_after_the_other_prepare_once(
 
 
 @pytest.mark.long  # a variant of the deaths above
-def test_a_run_searches_again_for_rows_left_if_others_changed_the_output(jobs: MakeJobs) -> None:
-    run = delta_jobs(jobs, id_columns=("id",), compute_each=True)  # equal rows may lie apart
+def test_a_run_searches_again_for_rows_left_if_others_changed_the_output(run: Jobs) -> None:
+    read_delta(run, id_columns=("id",), compute_each=True)  # equal rows may lie apart
     die(run)
     output = run.spark.read.format("delta").load(run.output)
     done = {row["id"] for row in output.select("id").collect()}
@@ -147,8 +136,8 @@ def test_a_run_searches_again_for_rows_left_if_others_changed_the_output(jobs: M
 
 
 @pytest.mark.long  # as if others changed the output, above
-def test_a_run_searches_again_for_rows_left_if_prepared_rows_are_lost(jobs: MakeJobs) -> None:
-    run = delta_jobs(jobs, id_columns=("id",))
+def test_a_run_searches_again_for_rows_left_if_prepared_rows_are_lost(run: Jobs) -> None:
+    read_delta(run, id_columns=("id",))
     die(run)
     slices = sorted(Path(run.output, "_pipemax").glob("*/*/rows/0/slices/__pipemax_slice=*"))
     shutil.rmtree(slices[-1])
@@ -166,8 +155,8 @@ def which(run: Jobs, **changes: Any) -> str | None:
     return rows_hash(options, checked)
 
 
-def test_another_input_or_other_options_are_other_rows(jobs: MakeJobs) -> None:
-    run = delta_jobs(jobs)
+def test_another_input_or_other_options_are_other_rows(run: Jobs) -> None:
+    read_delta(run)
     first = which(run)
     assert first is not None
     assert which(run) == first
@@ -196,8 +185,8 @@ CONDITIONS = {
 """Whether two runs find the same rows; None: no run can tell."""
 
 
-def test_rows_of_a_condition_are_the_same_only_if_it_means_the_same(jobs: MakeJobs) -> None:
-    run = delta_jobs(jobs)
+def test_rows_of_a_condition_are_the_same_only_if_it_means_the_same(run: Jobs) -> None:
+    read_delta(run)
     run.spark.range(10).createOrReplaceTempView("elsewhere")
     found = {where: [which(run, where=where) for _ in range(2)] for where in CONDITIONS}
     assert {

@@ -1,6 +1,7 @@
 """Iceberg catalogs in local directories, for the environments of other Spark releases (``make test-versions``)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +45,12 @@ def table(spark: Any, name: str) -> IcebergTable:
     return made
 
 
-class IcebergJobs:
+class IcebergJobs(Jobs):
     """Jobs whose output is an Iceberg table."""
 
     def __init__(self, jobs: Jobs, output: str) -> None:
-        self._jobs = jobs
-        self.spark, self.directory, self.output = jobs.spark, jobs.directory, output
-
-    def write_input(self, rows: list[tuple[Any, ...]], schema: str = "id long, text string") -> None:
-        self._jobs.write_input(rows, schema)
-
-    def run(self, **changes: Any) -> Any:
-        return self._jobs.run(**{"output": self.output, **changes})
-
-    @property
-    def defaults(self) -> Any:
-        return self._jobs.defaults
-
-    @property
-    def printed(self) -> str:
-        return self._jobs.printed
+        self.spark, self.directory, self.output, self.printed = jobs.spark, jobs.directory, output, ""
+        self.defaults = replace(jobs.defaults, output=output)
 
     def rows(self) -> list[dict[str, Any]]:
         rows = IcebergTable(self.spark, self.output).read().collect()
@@ -71,8 +58,6 @@ class IcebergJobs:
 
 
 @pytest.fixture
-def ice_jobs(
-    jobs: Callable[[], Jobs], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> IcebergJobs:
+def run(run: Jobs, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IcebergJobs:
     monkeypatch.chdir(tmp_path)  # a job whose output has no path keeps its records in the working directory
-    return IcebergJobs(jobs(), name)
+    return IcebergJobs(run, name)

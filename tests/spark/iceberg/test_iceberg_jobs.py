@@ -1,19 +1,14 @@
 """Whole jobs whose output, and in some whose input too, is an Iceberg table."""
 
-import io
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from pipemax.wire import ErrorCode
 from pipemax_spark.errors import JobError, JobFailedError
-from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.storage.iceberg import IcebergTable
 from tests.spark.iceberg.conftest import IcebergJobs
 
@@ -44,9 +39,7 @@ class InterruptedTable(IcebergTable):
 
 
 def interrupted(run: IcebergJobs, happens: Callable[[], None], **changes: Any) -> None:
-    options = replace(run.defaults, output=run.output, **changes)
-    table = InterruptedTable(run.spark, run.output, happens)
-    AnnotationJob(run.spark, options, Terminal(Console(file=io.StringIO())), table=table).run()
+    run.run(table=InterruptedTable(run.spark, run.output, happens), **changes)
 
 
 def die() -> None:
@@ -55,9 +48,8 @@ def die() -> None:
 
 @pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(
-    ice_jobs: IcebergJobs, id_columns: tuple[str, ...]
+    run: IcebergJobs, id_columns: tuple[str, ...]
 ) -> None:
-    run = ice_jobs
     run.write_input(ROWS)
     first = run.run(id_columns=id_columns)
     assert (first.rows_out, first.output_format) == (40, "Iceberg")
@@ -77,9 +69,9 @@ def test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new(
 
 
 def test_a_partitioned_table_and_a_pinned_input_keep_their_rows_and_their_layout(
-    ice_jobs: IcebergJobs, catalog: str
+    run: IcebergJobs, catalog: str
 ) -> None:
-    run, source = ice_jobs, f"{catalog}.db.questions"
+    source = f"{catalog}.db.questions"
     run.spark.sql(f"DROP TABLE IF EXISTS {source}")
     rows = run.spark.createDataFrame(
         [(n, f"word {n}", n % 3) for n in range(30)], "id long, text string, day int"
@@ -108,9 +100,8 @@ def test_a_partitioned_table_and_a_pinned_input_keep_their_rows_and_their_layout
 
 @pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_a_run_that_dies_with_rows_in_its_branch_leaves_them_to_the_next(
-    ice_jobs: IcebergJobs, id_columns: tuple[str, ...]
+    run: IcebergJobs, id_columns: tuple[str, ...]
 ) -> None:
-    run = ice_jobs
     run.write_input(ROWS)
     with pytest.raises(RuntimeError, match="the run dies"):
         interrupted(run, die, id_columns=id_columns)
@@ -121,9 +112,8 @@ def test_a_run_that_dies_with_rows_in_its_branch_leaves_them_to_the_next(
 
 
 def test_a_run_that_is_overtaken_within_its_commit_ends_and_each_row_stays_once(
-    ice_jobs: IcebergJobs,
+    run: IcebergJobs,
 ) -> None:
-    run = ice_jobs
     run.write_input(ROWS)
 
     def overtake() -> None:
@@ -134,8 +124,7 @@ def test_a_run_that_is_overtaken_within_its_commit_ends_and_each_row_stays_once(
     assert annotated(run) == Counter(ROWS)
 
 
-def test_error_rows_and_changed_rows_are_replaced_when_asked(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_error_rows_and_changed_rows_are_replaced_when_asked(run: IcebergJobs) -> None:
     run.write_input([(1, "fine"), (2, None), (3, "[[error]]"), (4, None)])
     run.run(id_columns=("id",))
     run.write_input([(1, "fine"), (2, "mended"), (3, "[[error]]"), (5, "new")])
@@ -154,8 +143,7 @@ def test_error_rows_and_changed_rows_are_replaced_when_asked(ice_jobs: IcebergJo
         run.run(id_columns=("id",), retry_errors=True)
 
 
-def test_equal_error_rows_without_ids_are_replaced_one_by_one(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_equal_error_rows_without_ids_are_replaced_one_by_one(run: IcebergJobs) -> None:
     run.write_input([(1, "[[error]]"), (1, "[[error]]"), (1, "[[error]]")])
     run.run(max_error_rate=1.0)
     run.write_input([(1, "[[error]]")])
@@ -163,8 +151,7 @@ def test_equal_error_rows_without_ids_are_replaced_one_by_one(ice_jobs: IcebergJ
     assert len(run.rows()) == 3
 
 
-def test_a_bad_night_is_red_again_in_its_rerun_until_its_rows_are_mended(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_a_bad_night_is_red_again_in_its_rerun_until_its_rows_are_mended(run: IcebergJobs) -> None:
     good = [(i, f"row {i}") for i in range(60)]
     run.write_input(good)
     run.run(id_columns=("id",))
@@ -181,8 +168,7 @@ def test_a_bad_night_is_red_again_in_its_rerun_until_its_rows_are_mended(ice_job
     assert run.run(id_columns=("id",)).ended_by == "done"
 
 
-def test_neither_compaction_nor_expired_snapshots_make_a_done_row_undone(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_neither_compaction_nor_expired_snapshots_make_a_done_row_undone(run: IcebergJobs) -> None:
     run.write_input(ROWS)
     run.run(id_columns=("id",), compact=True, commit_every=timedelta(milliseconds=1))
     assert "small files were compacted into" in run.printed
@@ -194,8 +180,7 @@ def test_neither_compaction_nor_expired_snapshots_make_a_done_row_undone(ice_job
     assert annotated(run) == Counter(ROWS)
 
 
-def test_a_new_answer_s_fields_are_added_to_the_table(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_a_new_answer_s_fields_are_added_to_the_table(run: IcebergJobs) -> None:
     run.write_input(ROWS[:3])
     run.run(id_columns=("id",))
     run.write_input([(9, "more", 1.5)], "id long, text string, extra double")
@@ -203,8 +188,7 @@ def test_a_new_answer_s_fields_are_added_to_the_table(ice_jobs: IcebergJobs) -> 
     assert {row["id"]: row["extra"] for row in run.rows()} == {0: None, 1: None, 2: None, 9: 1.5}
 
 
-def test_a_table_of_format_version_1_is_refused_early(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_a_table_of_format_version_1_is_refused_early(run: IcebergJobs) -> None:
     run.write_input(ROWS)
     run.spark.sql(
         f"CREATE TABLE {run.output} (id BIGINT, text STRING) USING iceberg TBLPROPERTIES ('format-version' = '1')"
@@ -213,8 +197,7 @@ def test_a_table_of_format_version_1_is_refused_early(ice_jobs: IcebergJobs) -> 
         run.run(id_columns=("id",))
 
 
-def test_a_branch_of_a_table_is_refused_and_not_taken_for_the_table(ice_jobs: IcebergJobs) -> None:
-    run = ice_jobs
+def test_a_branch_of_a_table_is_refused_and_not_taken_for_the_table(run: IcebergJobs) -> None:
     run.write_input(ROWS)
     run.spark.sql(f"CREATE TABLE {run.output} (id BIGINT, text STRING) USING iceberg")
     run.spark.sql(f"INSERT INTO {run.output} VALUES (-1, 'x')")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.storage.iceberg import IcebergTable
+from tests.spark.conftest import set_to
 from tests.spark.iceberg.conftest import IcebergJobs
-from tests.spark.test_kept_values import SETTINGS, check_kept, set_to
+from tests.spark.test_kept_values import SETTINGS, check_kept
 from tests.spark.typed_rows import SCALARS, TypedRows, typed_rows
 
 pytestmark = pytest.mark.iceberg
@@ -44,9 +45,8 @@ def test_rows_of_every_type_are_left_once_and_then_no_more_whatever_the_settings
 
 @pytest.mark.parametrize("ids", [("id",), ()])
 def test_a_job_over_partitions_of_strings_and_times_finds_its_rows_again_or_refuses_them(
-    ice_jobs: IcebergJobs, ids: tuple[str, ...]
+    run: IcebergJobs, ids: tuple[str, ...]
 ) -> None:
-    run = ice_jobs
     columns = "id BIGINT, text STRING, place STRUCT<lang: STRING>, at TIMESTAMP"
     run.spark.sql(f"CREATE TABLE {run.output} ({columns}) USING iceberg PARTITIONED BY (place.lang, at)")
     query = (
@@ -65,8 +65,8 @@ def test_a_job_over_partitions_of_strings_and_times_finds_its_rows_again_or_refu
     assert len(run.rows()) == 4
 
 
-def test_an_error_row_with_values_in_maps_is_replaced_by_its_retry(ice_jobs: IcebergJobs) -> None:
-    run, source = ice_jobs, f"{ice_jobs.directory}/in.parquet"
+def test_an_error_row_with_values_in_maps_is_replaced_by_its_retry(run: IcebergJobs) -> None:
+    source = f"{run.directory}/in.parquet"
     query = (
         "SELECT id, if(id < {}, NULL, 'a') AS text, map(X'01', array(DATE'1582-10-10')) AS m FROM range(3)"
     )

@@ -32,10 +32,10 @@ def columns(request: pytest.FixtureRequest, spark: Any) -> Iterator[str]:
 
 
 def test_every_name_is_carried_over_from_an_iceberg_input_to_an_iceberg_output(
-    ice_jobs: IcebergJobs, catalog: str
+    run: IcebergJobs, catalog: str
 ) -> None:
-    run, source = ice_jobs, f"{catalog}.db.odd_names"
-    put(run, [row(0), row(1), row(1), row(2, **{"c`d": None})])  # type: ignore[arg-type]
+    source = f"{catalog}.db.odd_names"
+    put(run, [row(0), row(1), row(1), row(2, **{"c`d": None})])
     run.spark.sql(f"DROP TABLE IF EXISTS {source}")
     run.spark.table("odd_names").drop("annotation.text").writeTo(source).create()
     options = {
@@ -60,10 +60,10 @@ def test_every_name_is_carried_over_from_an_iceberg_input_to_an_iceberg_output(
 
 
 def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(
-    ice_jobs: IcebergJobs,
+    run: IcebergJobs,
 ) -> None:
-    run, ids = ice_jobs, CARRIED[:-8]
-    put(run, [row(0), row(1)])  # type: ignore[arg-type]
+    ids = CARRIED[:-8]
+    put(run, [row(0), row(1)])
     options = {
         "input": "odd_names",
         "id_columns": ids,
@@ -71,7 +71,7 @@ def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(
         "source": PromptSource(template="Say {in.ner.a.b} {__pipemax_times}"),
     }
     run.run(**options)
-    put(run, [row(0), row(1, __pipemax_times="changed"), row(2)])  # type: ignore[arg-type]
+    put(run, [row(0), row(1, __pipemax_times="changed"), row(2)])
     done = [run.run(**options, redo_changed=again) for again in (True, False)]
     assert [(each.rows_out, each.rows_skipped) for each in done] == [(2, 1), (0, 3)]
     assert {found["id"]: found["annotation"]["text"] for found in run.rows()} == {
@@ -81,8 +81,7 @@ def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(
 
 
 @pytest.mark.parametrize("column", ["p.q", "a`b", "a b", 'say "x"', "Größe", " ", "l\nf", "🙂", "%2F/="])
-def test_a_table_may_be_partitioned_by_any_name(ice_jobs: IcebergJobs, column: str) -> None:
-    run = ice_jobs
+def test_a_table_may_be_partitioned_by_any_name(run: IcebergJobs, column: str) -> None:
     frame = run.spark.createDataFrame([(0, "a"), (1, "b"), (2, "a")], "id long, text string")
     frame.withColumnRenamed("text", column).createOrReplaceTempView("odd_names")
     quoted = "`" + column.replace("`", "``") + "`"
@@ -96,9 +95,8 @@ def test_a_table_may_be_partitioned_by_any_name(ice_jobs: IcebergJobs, column: s
 
 
 def test_names_that_iceberg_cannot_tell_apart_are_kept_or_refused_before_the_output_is_made(
-    ice_jobs: IcebergJobs, columns: str
+    run: IcebergJobs, columns: str
 ) -> None:
-    run = ice_jobs
     run.spark.sql(f"SELECT id, concat('word ', id) AS text, {columns} FROM range(3)").createOrReplaceTempView(
         "twins"
     )
