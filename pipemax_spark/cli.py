@@ -30,7 +30,7 @@ from pipemax_spark.job.tune import run_tuning
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
 from pipemax_spark.report.terminal import Terminal
-from pipemax_spark.request.keywords import takes
+from pipemax_spark.request.argument_types import takes
 from pipemax_spark.request.prompts import PromptSource
 
 if TYPE_CHECKING:

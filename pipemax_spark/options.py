@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import IfRunning, JobError, OnError
+from pipemax_spark.errors import IfRunning, JobError, OnError, RowCountError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.error_limits import ErrorLimits
-from pipemax_spark.request.expected_rows import ExpectedRows, check_row_count
+from pipemax_spark.request.expected_rows import ExpectedRows
 from pipemax_spark.request.generation import check_pooling
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.bad_lines import BadLines
@@ -160,7 +160,16 @@ class JobOptions:
 
     def check_row_count(self, rows: int, *, source: str) -> None:
         """Raise ``RowCountError`` if ``source`` has more or fewer rows than the caller expects."""
-        check_row_count(rows, expected=self.expect_rows, fails_if_empty=self.fail_if_empty, source=source)
+        if rows == 0 and self.fail_if_empty:
+            raise RowCountError(
+                f"{source} has no rows (--fail-if-empty); look at what should have delivered them", rows=rows
+            )
+        if self.expect_rows is not None and rows not in self.expect_rows:
+            raise RowCountError(
+                f"{source} has {rows:,} rows, and --expect-rows allows {self.expect_rows}; look at what delivers "
+                "them, or give other numbers",
+                rows=rows,
+            )
 
     @property
     def request_columns(self) -> RequestColumns:

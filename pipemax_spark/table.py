@@ -10,28 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, failure_text, is_interrupt
+from pipemax_spark.errors import JobError, JobFailedError, failure_text, is_interrupt
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.arguments import (
     OPTIONS,
     job_options,
     log_directory,
     log_handler,
-    read_duration,
     read_engine,
-    read_names,
 )
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
-from pipemax_spark.request.argument_types import checks_arguments
-from pipemax_spark.request.expected_rows import ExpectedRows
+from pipemax_spark.request.argument_types import checks_arguments, takes_fields
 from pipemax_spark.request.formats import ResponseFormat
 from pipemax_spark.request.generation import generation_values
-from pipemax_spark.request.keywords import takes_fields
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.spark.session import check_session
-from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.transform import TemplateVariables
 
@@ -40,18 +35,13 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "id_columns": read_names,
-    "select": read_names,
-    "allow_image_urls": read_names,
-    "commit_every": read_duration,
-    "on_error": OnError.of,
-    "bad_lines": BadLines.of,
-    "if_running": IfRunning.of,
-    "expect_rows": ExpectedRows.of,
-    "summary": os.fspath,
-}
-"""Converts a Python argument into the field's value, where the two differ."""
+_READ_AS_TEXT = frozenset(
+    {
+        *("id_columns", "select", "allow_image_urls", "commit_every"),
+        *("on_error", "bad_lines", "if_running", "expect_rows"),
+    }
+)
+"""Arguments that become the fields' values as on the command line; some may also be of the fields' types."""
 
 
 def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -114,7 +104,7 @@ def annotate_table(
     arguments = {name: value for name, value in options.items() if value is not None}
     if missing := {"input", "output"} - arguments.keys():
         raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
-    values = {name: _READ[name](value) if name in _READ else value for name, value in arguments.items()}
+    values = {name: _field_value(name, value) for name, value in arguments.items()}
     logs = log_directory(log_dir, values["output"])
     job = job_options(
         generation_values(values)
@@ -136,6 +126,11 @@ def annotate_table(
             if not isinstance(error, Exception):
                 raise
             raise JobFailedError(f"{failure_text(error)}. Details: {logs}") from error
+
+
+def _field_value(name: str, value: Any) -> Any:
+    read = OPTIONS[name].read if name in _READ_AS_TEXT else None
+    return value if read is None else read(value)
 
 
 def _engine(

@@ -20,12 +20,10 @@ from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import dealt_directory, spool_fault
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.request.argument_types import checked_arguments, checks_arguments
+from pipemax_spark.request.argument_types import checked_arguments, checks_arguments, takes_fields
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.formats import ResponseFormat
-from pipemax_spark.request.generation import check_pooling, generation_values, with_task
-from pipemax_spark.request.images import with_image_settings
-from pipemax_spark.request.keywords import takes_fields
+from pipemax_spark.request.generation import check_pooling, generation_values, with_image_settings, with_task
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.questions import read_questions
 from pipemax_spark.request.spec import AnnotationSpec

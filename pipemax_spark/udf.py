@@ -33,16 +33,15 @@ from pipemax_spark.executor.task import (
     by_piece,
     task_label,
 )
-from pipemax_spark.request.argument_types import checked_arguments, checked_value, checks_arguments
-from pipemax_spark.request.formats import ResponseFormat
-from pipemax_spark.request.generation import check_pooling, with_task
-from pipemax_spark.request.images import with_image_settings
-from pipemax_spark.request.keywords import takes_fields
-from pipemax_spark.transform import (
-    TemplateVariables,
-    checked_spec,
-    generation_spec,
+from pipemax_spark.request.argument_types import (
+    checked_arguments,
+    checked_value,
+    checks_arguments,
+    takes_fields,
 )
+from pipemax_spark.request.formats import ResponseFormat
+from pipemax_spark.request.generation import check_pooling, with_image_settings, with_task
+from pipemax_spark.transform import TemplateVariables, checked_spec, generation_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -126,13 +125,7 @@ def _udf(
     if spec.seed is None and spec.temperature > 0:
         spec = replace(spec, seed=0)
     policy = OnError.of(on_error)
-    options = engine_options(
-        spark,
-        config,
-        spec,
-        engine_python=engine_python,
-        log_dir=log_dir,
-    )
+    options = engine_options(spark, config, spec, engine_python=engine_python, log_dir=log_dir)
     checked, options = checked_spec(spark, options, source=None, has_images=images)
     if spec.seed is None and not spec.is_pooling:
         # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a

@@ -31,9 +31,8 @@ from pipemax_spark.executor.task_reports import TASK_ENDED_STATE
 from pipemax_spark.report.charts import picture_of
 from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_log import EngineLog
-from pipemax_spark.report.metric_names import SHOWN_METRICS
-from pipemax_spark.report.progress import Progress
-from pipemax_spark.report.progress_line import ProgressLine
+from pipemax_spark.report.progress import Progress, ProgressLine
+from pipemax_spark.report.samples import SHOWN_METRICS
 from pipemax_spark.request.error_limits import ErrorLimits
 
 JOB_ID = "job"

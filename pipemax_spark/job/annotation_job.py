@@ -14,12 +14,11 @@ from pipemax_spark.errors import IfRunning, OtherRunError, TooManyErrorsError
 from pipemax_spark.job.checks import check_job
 from pipemax_spark.job.dry_run import dry_run
 from pipemax_spark.job.early_start import EarlyStart
-from pipemax_spark.job.end_record import EndRecord
+from pipemax_spark.job.fit import check_values_kept
 from pipemax_spark.job.job import Job, JobCall, new_run_id
-from pipemax_spark.job.kept_values import check_values_kept
-from pipemax_spark.job.output import make_output
 from pipemax_spark.job.preparing import Prepared, Preparing
 from pipemax_spark.job.record import (
+    EndRecord,
     compact,
     conclude,
     nothing_delivered,
@@ -32,6 +31,8 @@ from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.prompts import find_field
+from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_ids
 from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
@@ -43,6 +44,7 @@ from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers
 from pipemax_spark.storage.output_table import OutputTable, open_table
+from pipemax_spark.storage.spec_properties import spec_property, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +101,7 @@ class AnnotationJob:
             self._end.counts.rows_in = checked.rows_in
         if checked.source.is_blank and not call.table.exists():
             return nothing_delivered(call)
-        is_empty = make_output(call, checked)
+        is_empty = _made_output(call, checked)
         base = work_base(options.work_dir, call.table.location())
         check_storage(base, call.spark, option="work-dir")
         with WorkDirectory(
@@ -178,6 +180,27 @@ class AnnotationJob:
         if not job.options.group_by_prefix and self._findings is None:
             self._findings = worth_a_try(job.options, job.checked, batch.rows, rows, of_template=False)
         return prepared
+
+
+def _made_output(call: JobCall, checked: Checked) -> bool:
+    """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
+
+    All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
+    """
+    table = call.table
+    schema = annotated_schema(checked.schema, ANNOTATION, call.options.generation, call.options.ask)
+    is_new = not table.exists()
+    is_empty = is_new or not holds_annotations(table.read().schema)
+    if is_new:
+        table.create(schema)
+    is_known = not is_new and checked.spec.hash in spec_texts(table.properties())
+    if not is_new:
+        held = table.read().schema
+        if not is_known or any(find_field(name, held) is None for name in schema.names):
+            table.add_columns(schema)
+    if not is_known:
+        table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), call.run_id))
+    return is_empty
 
 
 def _write_batch_output(job: Job, path: str, *, rows_left: int) -> None:

@@ -10,14 +10,12 @@ from pipemax_spark.engines.config import engine_options, with_engine_settings
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.blank_input import no_rows_for
-from pipemax_spark.job.fit import check_columns_fit
+from pipemax_spark.job.fit import check_columns_fit, check_types_kept, check_values_kept
 from pipemax_spark.job.job import EngineCall, JobCall
-from pipemax_spark.job.kept_values import check_types_kept, check_values_kept
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.policy_notes import wants_row_lengths
-from pipemax_spark.request.images import with_image_settings
-from pipemax_spark.request.prompts import find_field, resolve_column, resolve_names
+from pipemax_spark.request.generation import with_image_settings
+from pipemax_spark.request.prompts import find_field, resolve_column, resolve_names, template_names
 from pipemax_spark.request.spec import AnnotationSpec
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
 from pipemax_spark.rows.checked import Checked
@@ -26,7 +24,7 @@ from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.rows.volatile import check_steady
 from pipemax_spark.spark.slots import slots_of
-from pipemax_spark.spark.sql import quoted
+from pipemax_spark.spark.sql import quoted, split_names
 from pipemax_spark.storage.bad_lines import checked_rows
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
@@ -38,18 +36,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+_MESSAGES, _OVERRIDES = "array<struct<role: string, content: string>>", "struct<max_tokens: int>"
+
 
 def check_job(call: JobCall) -> Checked:
     """Check the whole job. Raise ``JobError`` for a fault."""
-    spark, options, terminal = call.spark, call.options, call.terminal
-    source = read_source(
-        spark,
-        options.input,
-        file_format=options.input_format,
-        options=options.input_option,
-        bad_lines=options.bad_lines,
-        warn=terminal.warn,
-    )
+    options, terminal = call.options, call.terminal
+    source = input_of(call)
     if options.incremental and not source.tells_appends:
         raise JobError(
             f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
@@ -102,6 +95,19 @@ def check_job(call: JobCall) -> Checked:
         reply=reply,
         spec=spec,
         plan=plan,
+    )
+
+
+def input_of(call: EngineCall) -> Source:
+    """Return the input. Raise ``JobError`` if there is none."""
+    options = call.options
+    return read_source(
+        call.spark,
+        options.input,
+        file_format=options.input_format,
+        options=options.input_option,
+        bad_lines=options.bad_lines,
+        warn=call.terminal.warn,
     )
 
 
@@ -168,8 +174,50 @@ def _with_checked_rows(call: JobCall, source: Source) -> tuple[Source, int | Non
         )
         source = replace(source, rows=rows, is_blank=not rows.columns)
     if source.is_blank:
-        return replace(source, rows=no_rows_for(call)), 0
+        return replace(source, rows=_no_rows_for(call)), 0
     return replace(source, rows=rows_where(source.rows, options.where)), rows_in
+
+
+def _no_rows_for(call: JobCall) -> "DataFrame":
+    """Return no rows, with columns that pass the job's checks, for an input that has neither rows nor columns.
+
+    Such an input, as a JSON file of 0 bytes, is an empty one: there is nothing to annotate, and no column to complain
+    about. The columns that the job names, or that its output has, are put in the place of those that are not there.
+    """
+    from pyspark.sql.types import StructType
+
+    spark, options, table = call.spark, call.options, call.table
+    answers = {ANNOTATION, *(question.name for question in options.ask)}
+    known = table.read().schema if table.exists() else StructType()
+    held = [field for field in known.fields if field.name not in answers]
+    names = {field.name.lower() for field in held}
+    named = [
+        f"{quoted(name)} {kind}"
+        for name, kind in _named_columns(options).items()
+        if name.lower() not in names
+    ]
+    if not held:
+        return spark.createDataFrame([], ", ".join(named))
+    rows = spark.createDataFrame([], StructType(held))
+    return rows.crossJoin(spark.createDataFrame([], ", ".join(named))) if named else rows
+
+
+def _named_columns(options: JobOptions) -> dict[str, str]:
+    """Return the columns that the options name, each with a type that it may have."""
+    source = options.source
+    templates = [source.template, *(question.template for question in options.ask)]
+    placeholders = [name for text in templates for name in template_names(text or "")]
+    texts = [*placeholders, source.prompt_column, source.query_column, source.image_column]
+    kinds: dict[str, str] = {}
+    batch = [BATCH_ID, "url"] if options.input_format == BATCH_FORMAT else []
+    for name in [*texts, *options.id_columns, *options.select, options.gold_column, *batch]:
+        column, *inner = split_names(name or "", ".") or [""]
+        if column and column.lower() not in map(str.lower, kinds):
+            kinds[column] = f"struct<{quoted('.'.join(inner))}: string>" if inner else "string"
+    for name, kind in ((source.messages_column, _MESSAGES), (options.overrides_column, _OVERRIDES)):
+        if name is not None:
+            kinds[name] = kind
+    return kinds
 
 
 def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tuple[str, ...]]":

@@ -1,8 +1,9 @@
-"""Check, before any engine works, whether an existing output table accepts the rows to come.
+"""Check, before any engine works, whether an existing output table accepts the rows to come, and keeps their values.
 
 The table's NOT NULL columns, string lengths and CHECK constraints are known, and so is the value of a column that the
 input lacks: a default or null. Delta does not show how it generates a column, so rules on generated and identity
-columns, and rules on the answers, are left to Delta, which then refuses the commit.
+columns, and rules on the answers, are left to Delta, which then refuses the commit. A row that the table stores with
+another value would not be found there again, so each run would annotate it once more.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.job import JobCall
 from pipemax_spark.options import JobOptions
+from pipemax_spark.request.kept_by_json import types_in
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
 from pipemax_spark.spark.sql import quoted
@@ -93,6 +95,50 @@ def check_rows_fit(table: OutputTable, rows: "DataFrame") -> None:
             f"output {table.name!r} would reject some of the rows to annotate; rows that break its rules, by rule: "
             f"{'; '.join(broken_rules)}. Exclude them with --where, fix them, or change the rule. Nothing was annotated"
         )
+
+
+def check_types_kept(schema: "StructType") -> None:
+    """Raise ``JobError`` for a column of nulls without a type, which no file keeps."""
+    from pyspark.sql.types import NullType
+
+    for field in schema.fields:
+        if any(isinstance(kind, NullType) for kind in types_in(field.dataType)):
+            raise JobError(
+                f"column {field.name!r} of the input is of type {field.dataType.simpleString()}, which files cannot "
+                "keep; cast it to another type, or leave it out"
+            )
+
+
+def check_values_kept(
+    call: JobCall, rows: "DataFrame", schema: "StructType", id_columns: Sequence[str]
+) -> None:
+    """Raise ``JobError`` if the table would store a value of these rows as another one.
+
+    ``schema`` has the columns that go to the output. Warn of empty values that become null if no row is matched by
+    them. Reads the rows once if the table is partitioned by columns that do not keep all values.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    table, options = call.table, call.options
+    changes = table.changed_values(schema) if table.exists() else []
+    if not changes:
+        return
+    compared = {name.lower() for name in compared_columns(schema, id_columns, options)}
+    kept = rows.select(*map(quoted, schema.names))
+    counts = kept.agg(*(F.count_if(F.expr(change.condition)) for change in changes)).collect()[0]
+    for change, count in zip(changes, counts, strict=True):
+        if not count:
+            continue
+        facts = (
+            f"output {table.name!r} is partitioned by the column {change.column!r}, of which {count:,} rows have "
+            f"{change.values}, which is {change.stored} there"
+        )
+        if not change.become_null or change.column.lower() in compared:
+            raise JobError(
+                f"{facts}, so a rerun could not find these rows; replace the values, exclude the rows with --where, or "
+                "name another output"
+            )
+        call.terminal.warn(facts)
 
 
 def _conflicts(

@@ -17,16 +17,14 @@ from pipemax_spark.job.description import input_table, run_description, run_mani
 from pipemax_spark.job.job import Job
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.runner import ChunkRunner
-from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.collector import Collector, SilenceWatch
 from pipemax_spark.report.engine_log import ENGINE_METRICS, EngineLog
 from pipemax_spark.report.engine_tracks import EngineTrack
 from pipemax_spark.report.findings import totals_of_run
 from pipemax_spark.report.policy_notes import PolicyNotes
-from pipemax_spark.report.progress import Progress
-from pipemax_spark.report.progress_line import ProgressLine
+from pipemax_spark.report.progress import Progress, ProgressLine
 from pipemax_spark.report.report_totals import SILENT_S
 from pipemax_spark.report.samples import Sample, in_rows
-from pipemax_spark.report.silence import SilenceWatch
 from pipemax_spark.report.summary import earlier_length_correlation
 from pipemax_spark.report.time_accounts import whole_account
 from pipemax_spark.report.tracking import Tracker

@@ -13,7 +13,7 @@ from pipemax_spark.engines.stop import stop_engines
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.early_start import BeginLoading
 from pipemax_spark.executor.task import TaskPlan
-from pipemax_spark.job.checks import check_engine
+from pipemax_spark.job.checks import check_engine, input_of
 from pipemax_spark.job.job import EngineCall, new_run_id
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import JobOptions
@@ -25,7 +25,7 @@ from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.annotated import ANNOTATION, annotate_requests, annotated_schema
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.spark.sql import quoted
-from pipemax_spark.storage.sources import Source, read_source
+from pipemax_spark.storage.sources import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -182,21 +182,13 @@ class Trial:
 
 def _read(call: EngineCall) -> Source:
     """Return the input with the rows that ``--where`` selects, without the lines of text files that are no rows."""
-    options = call.options
-    source = read_source(
-        call.spark,
-        options.input,
-        file_format=options.input_format,
-        options=options.input_option,
-        bad_lines=options.bad_lines,
-        warn=call.terminal.warn,
-    )
+    source = input_of(call)
     rows = source.rows
     if source.text is not None and source.text.user_says is None and source.text.columns:
         rows = source.text.good_rows
     if source.is_blank or not rows.columns:
         raise JobError(f"input {source.name!r} has no rows")
-    return replace(source, rows=rows_where(rows, options.where))
+    return replace(source, rows=rows_where(rows, call.options.where))
 
 
 def _first_rows(rows: "DataFrame", num_rows: int) -> "tuple[DataFrame, int]":

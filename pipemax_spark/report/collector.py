@@ -1,6 +1,7 @@
 """Collect the reports that engine servers and tasks send to the driver every few seconds.
 
-The collector is a Flight server with one action and a token. ``report_totals`` adds up the reports.
+The collector is a Flight server with one action and a token. ``report_totals`` adds up the reports. If no report
+reaches the driver, for instance because of a firewall, ``SilenceWatch`` warns of that.
 """
 
 import logging
@@ -23,8 +24,7 @@ from pipemax.wire import (
 )
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.task_reports import is_from_task
-from pipemax_spark.report.engine_rates import EngineRates
-from pipemax_spark.report.replica_totals import ReplicaTotals
+from pipemax_spark.report.engine_rates import EngineRates, ReplicaTotals
 from pipemax_spark.report.report_totals import SILENT_S, ReportTotals, Totals
 from pipemax_spark.report.time_accounts import TimeAccounts
 
@@ -39,6 +39,8 @@ about 1.4 ms of CPU."""
 _LONGEST_SERVER_WAIT_S = SILENT_S / 3
 _LONGEST_TASK_WAIT_S = 30.0
 """This bounds how late the error limits see the tasks' reports."""
+_SILENT_AFTER_S = 60.0
+"""Engine servers report every second from their start on, even while they load."""
 _STOCK = "vllm"
 """The policy of engines that run stock vLLM."""
 
@@ -204,6 +206,41 @@ class Collector:
                 self.accounts.add(stats, job_age_s=now_s - self._started_s)
                 self.replicas.add(stats, self.job_of(stats))
                 self.rates.add(stats, self.job_of(stats))
+
+
+class SilenceWatch:
+    """Warns once if tasks run and no engine's report reaches the driver."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        *,
+        running_tasks: Callable[[], int],
+        warn: Callable[[str], None],
+        now_s: float,
+    ) -> None:
+        self._collector = collector
+        self._running_tasks = running_tasks
+        self._warn = warn
+        self._since_s = now_s
+        self._is_over = False
+
+    def look(self, now_s: float) -> None:
+        """Check for silence; call this about every second."""
+        if self._is_over:
+            return
+        silent_s = min(self._collector.silent_s(), now_s - self._since_s)
+        if not self._running_tasks():
+            self._since_s = now_s
+        elif silent_s > _SILENT_AFTER_S:
+            self._is_over = True
+            address = self._collector.address
+            self._warn(
+                f"tasks are running, but no engine's report has reached the driver at {address.host}:{address.port} "
+                f"for {_SILENT_AFTER_S:.0f} s: a firewall probably blocks that port. Give --collector-port a "
+                "port that executors can reach. Until then no progress is shown, and error limits are checked at "
+                "each commit"
+            )
 
 
 def _check_free(host: str, port: int) -> None:

@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipemax_spark.report.distributions import Distributions
-from pipemax_spark.report.engine_rates import describe_engine
+from pipemax_spark.report.engine_rates import describe_engine, describe_replica
 from pipemax_spark.report.past_runs import PastRun
-from pipemax_spark.report.replica_totals import describe_replica
 from pipemax_spark.report.sampled_rows import SampledAnswer, SampledRow
 from pipemax_spark.report.time_accounts import describe_account, working_seconds
 from pipemax_spark.request.error_limits import such_as

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipemax_spark.report.metric_names import SAMPLE_METRICS, run_metric, total_metric
-from pipemax_spark.report.samples import Sample
+from pipemax_spark.report.samples import SAMPLE_METRICS, Sample, run_metric, total_metric
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,21 +1,23 @@
-"""Check the arguments of the functions that users call, so that a wrong one is told by its own name.
+"""Declare and check the arguments of the functions that users call, so that a wrong one is told by its own name.
 
-A function's signature says which types its arguments may have. What users also give is taken: paths for texts that are
+A function takes fields of dataclasses as keyword arguments, so that each field is declared once. Its signature says
+which types its arguments may have. What users also give is taken: paths for texts that are
 paths, numbers of numpy, and numbers and booleans for the options of Spark's readers.
 """
 
+import difflib
 import inspect
 import os
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from datetime import timedelta
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pipemax.removed import removed_argument
 from pipemax_spark.errors import JobError
-from pipemax_spark.request.similar import did_you_mean
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -47,6 +49,55 @@ _WORDS: Mapping[Any, str] = {
     tuple: "a list of texts",
     Mapping: "a dict",
 }
+
+
+def takes_fields(*kinds: type, **types: Any) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Return a decorator that replaces a function's ``**`` parameter with the fields of these dataclasses.
+
+    ``help`` and notebooks then show the fields by name, type and default. ``types`` are the types that the function
+    takes where they differ from the fields'. A field that holds another of these dataclasses is left out, because that
+    dataclass's fields represent it.
+    """
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    taken = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(field),
+            annotation=types.get(field.name, hints[field.name]),
+        )
+        for kind in kinds
+        for field in fields(kind)
+        if hints[field.name] not in kinds
+    ]
+    return takes(taken)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+def takes(parameters: Sequence[inspect.Parameter]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Return a decorator that replaces a function's ``**`` parameter with these parameters in its signature.
+
+    Parameters that the function declares itself stay unchanged.
+    """
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        signature = inspect.signature(function)
+        declared = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        names = {parameter.name for parameter in declared}
+        others = [parameter for parameter in parameters if parameter.name not in names]
+        function.__signature__ = signature.replace(parameters=[*declared, *others])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def checks_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -99,6 +150,13 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if isinstance(value, Mapping) and get_args(hint) == (str, str):
         return {key: _option(f"{name}[{key!r}]", part) for key, part in value.items()}
     return value
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` with the known name that is most like this one, or nothing."""
+    plain = {word.replace("-", "_").lower(): word for word in known}
+    close = difflib.get_close_matches(name.replace("-", "_").lower(), plain, n=1)
+    return f" Did you mean {plain[close[0]]!r}?" if close else ""
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

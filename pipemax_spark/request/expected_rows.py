@@ -1,11 +1,11 @@
-"""Check the number of input rows against what the caller expects, before anything is claimed or an engine starts."""
+"""How many rows a caller expects an input to have."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from pipemax_spark.errors import JobError, RowCountError
+from pipemax_spark.errors import JobError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,3 @@ class ExpectedRows:
         if self.maximum is None:
             return f"at least {self.minimum:,}"
         return f"{self.minimum:,} to {self.maximum:,}"
-
-
-def check_row_count(rows: int, *, expected: ExpectedRows | None, fails_if_empty: bool, source: str) -> None:
-    """Raise ``RowCountError`` if the caller did not expect so many rows. ``source`` says where there are so many."""
-    if rows == 0 and fails_if_empty:
-        raise RowCountError(
-            f"{source} has no rows (--fail-if-empty); look at what should have delivered them", rows=rows
-        )
-    if expected is not None and rows not in expected:
-        raise RowCountError(
-            f"{source} has {rows:,} rows, and --expect-rows allows {expected}; look at what delivers them, or give "
-            "other numbers",
-            rows=rows,
-        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipemax.wire import PAIR
 from pipemax_spark.errors import JobError
-from pipemax_spark.request.similar import did_you_mean
+from pipemax_spark.request.argument_types import did_you_mean
 from pipemax_spark.request.value_text import has_timestamp, text_of, variant_as_json
 from pipemax_spark.spark.arrow_types import arrow_type
 from pipemax_spark.spark.sql import quoted, split_names

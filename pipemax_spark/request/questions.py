@@ -9,9 +9,8 @@ from typing import Any, get_type_hints
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.questions import Question
-from pipemax_spark.request.argument_types import checked_value
+from pipemax_spark.request.argument_types import checked_value, did_you_mean
 from pipemax_spark.request.formats import response_schema
-from pipemax_spark.request.similar import did_you_mean
 
 ANNOTATION = "annotation"
 _HINTS = get_type_hints(GenerationSpec)

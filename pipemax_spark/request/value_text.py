@@ -8,6 +8,7 @@ time zone. Here each value is what that cast makes of it under Spark 4's default
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.request.kept_by_json import types_in
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -75,19 +76,9 @@ def has_timestamp(kind: "DataType") -> bool:
 
     ``timestamp_ntz`` looks the same in every time zone.
     """
-    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
+    from pyspark.sql.types import TimestampType
 
-    match kind:
-        case TimestampType():
-            return True
-        case StructType():
-            return any(has_timestamp(field.dataType) for field in kind.fields)
-        case ArrayType():
-            return has_timestamp(kind.elementType)
-        case MapType():
-            return has_timestamp(kind.keyType) or has_timestamp(kind.valueType)
-        case _:
-            return False
+    return any(isinstance(part, TimestampType) for part in types_in(kind))
 
 
 def _date(value: "Column") -> "Column":

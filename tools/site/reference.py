@@ -21,7 +21,7 @@ from pipemax.api import OfflineEngine
 from pipemax.generation import CARRIED, SETTINGS, Sampling
 from pipemax_spark import errors
 from pipemax_spark.cli import command
-from pipemax_spark.report.metric_names import RUN_METRICS, total_metric
+from pipemax_spark.report.samples import RUN_METRICS, total_metric
 from pipemax_spark.report.summary import Summary
 
 

@@ -9,8 +9,7 @@ import pytest
 from pipemax.wire import JobStats, ServerStats
 from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_tracks import MAX_REPORTS, MAX_REPORTS_PER_ENGINE, EngineTrack, EngineTracks
-from pipemax_spark.report.progress import Progress
-from pipemax_spark.report.progress_line import ProgressLine
+from pipemax_spark.report.progress import Progress, ProgressLine
 from pipemax_spark.request.error_limits import ErrorLimits
 from tests.fakes.server_reports import outlook_after, server_report
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pipemax.wire import CollectorAddress
-from pipemax_spark.report.silence import SilenceWatch
+from pipemax_spark.report.collector import SilenceWatch
 from pipemax_spark.request.error_limits import ErrorLimits, tell_high_share
 
 ERRORS = {"engine_error": (700, "refused"), "empty_prompt": (300, "no prompt")}

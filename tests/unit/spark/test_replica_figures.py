@@ -3,12 +3,14 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.wire import JobStats
-from pipemax_spark.report.replica_totals import ReplicaTotals, describe_replica
+from pipemax_spark.report.engine_rates import ReplicaTotals, describe_replica
+from pipemax_spark.report.summary import Summary
 from tests.fakes.server_reports import server_report
 
 REPLICAS = 3
@@ -79,3 +81,29 @@ def test_the_counts_of_a_replica_are_those_since_the_job_heard_of_an_older_engin
         rate = [round(own["completion_tokens"] / own["seconds"])] if own["seconds"] else []
         restarts = [own["restarts"]] if own["restarts"] else []
         assert numbers == [*rate, own["rows_done"], own["completion_tokens"], *restarts], words
+
+
+def figures(number: int, rows: int, *, restarts: int = 0, state: str = "up") -> dict[str, Any]:
+    tokens = {"prompt_tokens": 10 * rows, "completion_tokens": 5 * rows}
+    known = {"replica": number, "gpus": [f"GPU-{number}"], "state": state, "restarts": restarts}
+    return {**known, "rows_done": rows, **tokens}
+
+
+def test_an_engine_without_replicas_has_none() -> None:
+    totals, job = ReplicaTotals(), JobStats(rows_received=5)
+    totals.add(server_report("e", job=job), job)
+    assert totals.totals() == []
+
+
+def test_the_report_has_a_line_for_each_replica() -> None:
+    own = {**figures(2, 12_345, restarts=1), "host": "node-7", "seconds": 10.0}
+    told = "12,345 rows, 61,725 tokens generated, 1 restart on node-7, GPU GPU-2"
+    assert describe_replica(own) == f"6,172 generated tokens/s, {told}"
+    dead = {**figures(1, 0, restarts=3, state="given up"), "host": "node-7", "seconds": 0.0}
+    assert "given up" in describe_replica(dead)
+    text = str(Summary(rows_in=1, rows_skipped=0, output="table", replicas=[dead, own]))
+    assert "  replica 1        0 rows" in text
+    assert "  replica 2        6,172 generated tokens/s, 12,345 rows" in text
+    many = Summary(rows_in=1, rows_skipped=0, output="table", replicas=[own] * 40)
+    assert str(many).count("12,345 rows") == 16
+    assert "40 in all" in str(many)

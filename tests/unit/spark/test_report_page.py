@@ -17,10 +17,10 @@ from pipemax.wire import JobStats
 from pipemax_spark.report.charts import TimeAxis, charts_of
 from pipemax_spark.report.distributions import Choices, Distributions, Lengths
 from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
-from pipemax_spark.report.metric_names import SHOWN_METRICS, run_metric, total_metric
 from pipemax_spark.report.past_runs import PastRun, started_at
 from pipemax_spark.report.report_page import RunFacts, report_page
 from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
+from pipemax_spark.report.samples import SHOWN_METRICS, run_metric, total_metric
 from pipemax_spark.report.summary import Accuracy, Findings, Summary, print_report
 from tests.browser import needs_browser, open_page
 from tests.fakes.server_reports import server_report
