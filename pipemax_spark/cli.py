@@ -55,13 +55,12 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _parameters(
-    *kinds: type, optional: Collection[str] = (), hidden: Collection[str] = ()
-) -> list[inspect.Parameter]:
-    """Return the command's parameters: ``OPTIONS``, which fill the fields of ``kinds``, and ``--version``.
+def _parameters(*, optional: Collection[str] = (), hidden: Collection[str] = ()) -> list[inspect.Parameter]:
+    """Return the command's parameters: ``OPTIONS``, which fill the fields of a job's options, and ``--version``.
 
     Those of ``optional`` are None if they are not given, and ``--help`` leaves out those of ``hidden``.
     """
+    kinds = (JobOptions, PromptSource, GenerationSpec)
     types = {name: kind for owner in kinds for name, kind in get_type_hints(owner).items()}
     defaults = {field.name: field.default for kind in kinds for field in fields(kind)}
 
@@ -117,7 +116,7 @@ class _Annotate(PlainCommand):
 
 
 @app.command(cls=_Annotate)
-@takes(_parameters(JobOptions, PromptSource, GenerationSpec))
+@takes(_parameters())
 def annotate(**arguments: Any) -> None:
     r"""Annotate every row of a table with a language model, through Spark.
 
@@ -142,7 +141,7 @@ def annotate(**arguments: Any) -> None:
 
 
 @try_app.command(name="try", cls=_Annotate)
-@takes(_parameters(JobOptions, PromptSource, GenerationSpec, optional=_OPTIONAL, hidden=_HIDDEN))
+@takes(_parameters(optional=_OPTIONAL, hidden=_HIDDEN))
 def try_prompt(
     table: _Table = None,
     rows: Annotated[
@@ -177,7 +176,7 @@ def try_prompt(
 
 
 @tune_app.command(name="tune", cls=_Annotate)
-@takes(_parameters(JobOptions, PromptSource, GenerationSpec, optional=_OPTIONAL, hidden=_HIDDEN))
+@takes(_parameters(optional=_OPTIONAL, hidden=_HIDDEN))
 def tune(
     table: _Table = None,
     rows: Annotated[
@@ -348,8 +347,7 @@ def _exit_code(work: Callable[[], None], logs: Path, *, advice: str = "") -> int
 
 
 def _fail(text: str, code: int) -> int:
-    console = Console(file=lossy("stderr"), soft_wrap=True, highlight=False)
-    console.print(f"Error: {text}", style="bold red" if console.is_terminal else None, markup=False)
+    Terminal(Console(file=lossy("stderr"))).error(text)
     return code
 
 

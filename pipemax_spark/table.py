@@ -27,7 +27,6 @@ from pipemax_spark.request.formats import ResponseFormat
 from pipemax_spark.request.generation import generation_values
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.spark.session import check_session
-from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.transform import TemplateVariables
 
 if TYPE_CHECKING:
@@ -138,8 +137,7 @@ def _engine(
 ) -> Mapping[str, Any] | None:
     if engine is None or isinstance(engine, Mapping):
         return engine
-    path = os.fspath(engine)
-    return read_engine(path, read_file(path, lambda: spark, option="engine"))
+    return read_engine(os.fspath(engine), lambda: spark)
 
 
 @contextmanager

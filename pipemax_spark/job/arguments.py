@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import timedelta
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -40,10 +40,11 @@ _LOG_BYTES = 64 * 2**20
 """Maximum size of ``annotate.log``, and of ``annotate.log.1``, which holds the earlier lines."""
 
 
-def read_engine(file: str, text: str) -> dict[str, Any]:
-    """Return the engine config in this file's text. Raise ``JobError`` if the text is not an engine config."""
+def read_engine(file: str, session: "Session") -> dict[str, Any]:
+    """Return the engine config in this file. Raise ``JobError`` if the file cannot be read or holds something else."""
     import yaml
 
+    text = read_file(file, session, option="engine")
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -74,10 +75,6 @@ def read_duration(value: str | timedelta) -> timedelta:
     return timedelta(seconds=float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]])
 
 
-def _read_engine_file(file: str, session: "Session") -> dict[str, Any]:
-    return read_engine(file, read_file(file, session, option="engine"))
-
-
 def _read_response_format(value: str, session: "Session") -> str | None:
     text = value if is_inline(value) else read_file(value, session, option="response_format")
     return response_schema(text, session)
@@ -103,12 +100,13 @@ def _key_value(option: str) -> tuple[str, str]:
     return key, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """An option of the command, with the name, type and default of the field that it fills."""
 
     panel: str
     help: str
+    _: KW_ONLY
     cli_type: Any = None
     """Its type on the command line, if that differs from the field's; its value is then None if it is not given."""
     show: Callable[[Any], str] | None = None
@@ -121,17 +119,10 @@ class Option:
     """Further arguments for ``typer.Option``."""
 
 
-def _option(panel: str, text: str, **rest: Any) -> Option:
-    settings = {
-        name: rest.pop(name) for name in ("cli_type", "show", "read", "read_with_session") if name in rest
-    }
-    return Option(panel=panel, help=text, typer=rest, **settings)
-
-
 _PANELS = {"attempts": _ROWS, "attempts_show_error": _ROWS}
 _READ_AS: dict[str, dict[str, Any]] = {
-    "max_tokens": {"min": 1},
-    "dimensions": {"min": 1},
+    "max_tokens": {"typer": {"min": 1}},
+    "dimensions": {"typer": {"min": 1}},
     "normalize": {"cli_type": bool},
     "include_reasoning": {"cli_type": bool},
     "stop": {"cli_type": list[str], "read": tuple},
@@ -142,30 +133,30 @@ _READ_AS: dict[str, dict[str, Any]] = {
 """Settings of the table of fields that the command line reads or limits in its own way."""
 
 OPTIONS: dict[str, Option] = {
-    "input": _option(
+    "input": Option(
         _INPUT,
         "Delta table, by path or name; Iceberg table, by name; or Parquet, CSV or JSON files, by path.",
     ),
-    "output": _option(
+    "output": Option(
         _INPUT, "Delta table, by path or name, or Iceberg table, by name; created if it does not exist."
     ),
-    "input_format": _option(
+    "input_format": Option(
         _INPUT,
         "delta, parquet, csv, json, or openai-batch: files of requests in OpenAI's batch format, with id, messages and "
         "overrides; default: inferred from the input.",
     ),
-    "batch_output": _option(
+    "batch_output": Option(
         _INPUT,
         "With openai-batch: once all rows are done, write their answers to this file in OpenAI's format, and errors to "
         "one next to it.",
     ),
-    "input_option": _option(
+    "input_option": Option(
         _INPUT,
         "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
         cli_type=list[str],
         read=lambda value: dict(map(_key_value, value)),
     ),
-    "bad_lines": _option(
+    "bad_lines": Option(
         _INPUT,
         "What becomes of lines of CSV and JSON files that are no rows: fail ends the job before anything is written, "
         "drop leaves them out and counts them.",
@@ -173,152 +164,151 @@ OPTIONS: dict[str, Option] = {
         show=str,
         read=BadLines.of,
     ),
-    "id_columns": _option(
+    "id_columns": Option(
         _INPUT,
         "Columns that identify a row, comma-separated; default: the whole row's content.",
         cli_type=str,
         read=read_names,
     ),
-    "where": _option(_INPUT, "SQL condition that selects input rows, such as lang = 'en'."),
-    "select": _option(
+    "where": Option(_INPUT, "SQL condition that selects input rows, such as lang = 'en'."),
+    "select": Option(
         _INPUT,
         "Input columns to copy to the output, comma-separated; default: all. Needs --id-columns.",
         cli_type=str,
         read=read_names,
     ),
-    "limit": _option(_INPUT, "Maximum number of new rows in this run.", min=1),
-    "expect_rows": _option(
+    "limit": Option(_INPUT, "Maximum number of new rows in this run.", typer={"min": 1}),
+    "expect_rows": Option(
         _INPUT,
         "MINIMUM:MAXIMUM of the input's rows, such as 1000:2000000; with other numbers the job ends with status 2 "
         "before an engine starts. With --incremental: of the rows that were appended.",
         cli_type=str,
         read=ExpectedRows.of,
     ),
-    "fail_if_empty": _option(
+    "fail_if_empty": Option(
         _INPUT, "End with status 2 if the input has no rows, or with --incremental if none were appended."
     ),
-    "incremental": _option(
+    "incremental": Option(
         _INPUT,
         "Annotate only rows that were appended to the input (a Delta table) since the last incremental run.",
     ),
-    "skip_changes": _option(
+    "skip_changes": Option(
         _INPUT,
         "With --incremental: skip rows that were updated or deleted in the input. Rows that the same commits inserted "
         "are annotated; without --id-columns, updated rows of such commits are, too.",
     ),
-    "rescan": _option(
+    "rescan": Option(
         _INPUT,
         "With --incremental: compare all rows of the input with the output once, annotate those that are missing, and "
         "let the next incremental run go on from there. For an input that cannot be followed from where the last run "
         "ended.",
     ),
-    "prompt_column": _option(_PROMPT, "Column that holds the prompt."),
-    "messages_column": _option(
+    "prompt_column": Option(_PROMPT, "Column that holds the prompt."),
+    "messages_column": Option(
         _PROMPT,
         "Column that holds conversations: array<struct<role, content>>; content is text, or an array of parts with "
         "text and image_url.",
     ),
-    "image_column": _option(
+    "image_column": Option(
         _PROMPT, "Column of images, their paths or URLs, or arrays of them, shown before the prompt's text."
     ),
-    "allow_image_urls": _option(
+    "allow_image_urls": Option(
         _PROMPT,
         "Hosts whose http(s) URLs of images may be fetched, comma-separated; * allows any. Default: none.",
         cli_type=str,
         read=read_names,
     ),
-    "template": _option(
+    "template": Option(
         _PROMPT,
         "Prompt with {column} placeholders. Write {{ and }} for braces, \\n for a line break.",
         read=lambda value: value.replace("\\n", "\n"),
     ),
-    "query_column": _option(
+    "query_column": Option(
         _PROMPT, "With --task score: column that holds the query; the prompt is the document that is scored."
     ),
-    "ask": _option(
+    "ask": Option(
         _PROMPT,
         "NAME=TEMPLATE: a question about each row, answered in a column NAME; its text follows the prompt. Or a YAML "
         "file of questions with settings of their own. May be repeated.",
         cli_type=list[str],
         read_with_session=_read_ask,
     ),
-    "system": _option(_PROMPT, "System message to put before every prompt."),
-    "overrides_column": _option(
+    "system": Option(_PROMPT, "System message to put before every prompt."),
+    "overrides_column": Option(
         _PROMPT,
         f"Struct column with per-row values for any of {', '.join(OVERRIDES_TYPE.names[:-1])} and "
         f"{OVERRIDES_TYPE.names[-1]}.",
     ),
-    "model": _option(
+    "model": Option(
         _MODEL,
         "Checkpoint directory, hub name or models:/NAME/VERSION of MLflow; may be set in the --engine file instead.",
         cli_type=str,
     ),
-    "engine": _option(
+    "engine": Option(
         _MODEL,
         "YAML file with the engine config; every field except model has a default.",
         cli_type=str,
-        read_with_session=_read_engine_file,
+        read_with_session=read_engine,
     ),
-    "json_whitespace": _option(
+    "json_whitespace": Option(
         _MODEL,
         "White space between the tokens of JSON answers: compact (the default) forbids it, any leaves it to the model. "
         "The same as json_whitespace in the engine config.",
         cli_type=str,
     ),
-    "engine_python": _option(
+    "engine_python": Option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
     ),
     **{
-        name: _option(_PANELS.get(name, _MODEL), setting.help, **_READ_AS.get(name, {}))
+        name: Option(_PANELS.get(name, _MODEL), setting.help, **_READ_AS.get(name, {}))
         for name, setting in SETTINGS.items()
     },
-    "on_error": _option(
+    "on_error": Option(
         _ROWS,
         "row: keep a failed row with its error; fail: end the job at the first failed row.",
         cli_type=str,
         show=str,
         read=OnError.of,
     ),
-    "max_error_rate": _option(
+    "max_error_rate": Option(
         _ROWS,
         "Maximum share of error rows of a run; a larger share makes the job fail, and ends it early from 1,000 rows "
         "on.",
-        min=0.0,
-        max=1.0,
+        typer={"min": 0.0, "max": 1.0},
     ),
-    "retry_errors": _option(_ROWS, "Retry error rows from earlier runs."),
-    "redo_changed": _option(
+    "retry_errors": Option(_ROWS, "Retry error rows from earlier runs."),
+    "redo_changed": Option(
         _ROWS,
         "Annotate rows again if their prompt or overrides changed under the same id, and replace the old rows.",
     ),
-    "new_spec": _option(
+    "new_spec": Option(
         _ROWS,
         "Annotate all rows in a new way (model, prompt, schema, sampling), and keep the old rows next to them.",
     ),
-    "commit_every": _option(
+    "commit_every": Option(
         _RUN,
         "How often to commit finished rows: 15m, 900s, 1h. Commits are less frequent if that keeps the engines busy.",
         cli_type=str,
         show=lambda default: f"{default // timedelta(minutes=1)}m",
         read=read_duration,
     ),
-    "compact": _option(
+    "compact": Option(
         _RUN,
         "Compact the output's small files at the end with Delta's OPTIMIZE or Iceberg's rewrite_data_files; each "
         "chunk leaves one file per task.",
     ),
-    "group_by_prefix": _option(
+    "group_by_prefix": Option(
         _RUN, "Sort the rows by prompt, so that the engine reads a prefix that many prompts share only once."
     ),
-    "compute_each": _option(
+    "compute_each": Option(
         _RUN,
         "Compute every row; default: equal requests are computed once, and all of their rows get the answer.",
     ),
-    "work_dir": _option(
+    "work_dir": Option(
         _RUN,
         "Storage for work in progress, visible to all executors; default: inside the output's directory.",
     ),
-    "if_running": _option(
+    "if_running": Option(
         _RUN,
         "While another run is writing to the output with the same work directory: fail (end with status 2), skip (end "
         "with status 0) or take-over (stop the other run and do the rest).",
@@ -326,37 +316,37 @@ OPTIONS: dict[str, Option] = {
         show=str,
         read=IfRunning.of,
     ),
-    "checkpoint": _option(
+    "checkpoint": Option(
         _RUN,
         "Directory in which --incremental keeps how far it has read; default: inside the work directory.",
     ),
-    "mlflow_experiment": _option(
+    "mlflow_experiment": Option(
         _RUN,
         "MLflow experiment; '' records nothing. The store is MLFLOW_TRACKING_URI, or a file next to the output.",
     ),
-    "price_per_hour": _option(
-        _RUN, "Price per hour of the whole cluster; the report then shows what the run costs.", min=0.0
+    "price_per_hour": Option(
+        _RUN,
+        "Price per hour of the whole cluster; the report then shows what the run costs.",
+        typer={"min": 0.0},
     ),
-    "collector_port": _option(
+    "collector_port": Option(
         _RUN,
         "Driver port that engines report to; default: any free port. Set it if there is a firewall between executors "
         "and driver.",
-        min=0,
-        max=65535,
-        show_default=False,
+        typer={"min": 0, "max": 65535, "show_default": False},
     ),
-    "gold_column": _option(
+    "gold_column": Option(
         _RUN,
         "Column of right answers, to compare with the schema's property of the same name, or with the choice.",
     ),
-    "no_sample": _option(
+    "no_sample": Option(
         _RUN, "Show no rows and quote no prompts or outputs, in the report, in errors and in logs."
     ),
-    "summary": _option(_RUN, "Write to this file as JSON how the run ended, with its totals."),
-    "log_dir": _option(
+    "summary": Option(_RUN, "Write to this file as JSON how the run ended, with its totals."),
+    "log_dir": Option(
         _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", cli_type=Path
     ),
-    "dry_run": _option(_RUN, "Check everything and count rows and tokens, but start no engine."),
+    "dry_run": Option(_RUN, "Check everything and count rows and tokens, but start no engine."),
 }
 """Options by name, in the order of ``--help``."""
 

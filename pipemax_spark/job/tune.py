@@ -84,13 +84,16 @@ def run_tuning(spark: "SparkSession", options: TrialOptions, terminal: Terminal)
 
 def variants(engine: Mapping[str, Any]) -> Iterator[Variant]:
     """Yield the engine's config with each setting that it does not have: FP8 KV, FP8 weights, n-gram speculation."""
+    import yaml
+
     of_vllm = engine.get("vllm") or {}
     for name, value in _LOSSY:
         if name not in engine and name not in of_vllm:
             yield Variant(f"{name}: {value}", {**engine, name: value})
     if "speculative_config" not in of_vllm:
-        line = f"vllm: {{speculative_config: {_flow(_SPECULATION)}}}"
-        yield Variant(line, {**engine, "vllm": {**of_vllm, "speculative_config": _SPECULATION}})
+        added = {"speculative_config": _SPECULATION}
+        line = f"vllm: {yaml.safe_dump(added, default_flow_style=True, sort_keys=False, width=1_000).strip()}"
+        yield Variant(line, {**engine, "vllm": {**of_vllm, **added}})
 
 
 def table(base: Answered, again: Answered, results: Sequence[tuple[str, Answered | str]]) -> list[str]:
@@ -126,13 +129,6 @@ def _row(base: Answered, result: Answered | str) -> str:
         return f"{rate}no row without an error"
     low, high = share_interval(equal, total)
     return f"{rate}{equal / total:.1%} ({low:.1%} to {high:.1%}) of {total:,}"
-
-
-def _flow(value: Any) -> str:
-    """Return a value as it stands in a line of YAML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_flow(part)}" for name, part in value.items()) + "}"
-    return str(value)
 
 
 def _answered(trial: Trial, options: TrialOptions) -> Answered:

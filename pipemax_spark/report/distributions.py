@@ -83,7 +83,10 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
             answer = F.when(F.col(f"{quoted(column)}.error").isNull(), value)
             counted.setdefault(f"{column}.{name}", answer)
     chosen = dict([*counted.items()][: len(_LENGTHS) + _MOST_FIELDS])
-    pairs = (F.struct(F.lit(name).alias("name"), _as_text(value)) for name, value in chosen.items())
+    pairs = (
+        F.struct(F.lit(name).alias("name"), value.cast("string").alias("value"))
+        for name, value in chosen.items()
+    )
     values = rows.select(F.explode(F.array(*pairs)).alias("pair")).where("pair.value IS NOT NULL")
     by_name: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for row in values.groupBy("pair.name", "pair.value").count().collect():
@@ -100,10 +103,6 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
             if by_name[name]
         ],
     )
-
-
-def _as_text(value: "Column") -> "Column":
-    return value.cast("string").alias("value")
 
 
 def _closed_fields(

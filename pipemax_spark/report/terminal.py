@@ -56,7 +56,7 @@ class Terminal:
         self.console.print(f"  Warning: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def error(self, text: str) -> None:
-        """Print an error after which the work goes on."""
+        """Print an error."""
         style = "bold red" if self.console.is_terminal else None
         self.console.print(f"Error: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
 

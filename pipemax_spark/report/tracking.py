@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipemax_spark.errors import first_line
 from pipemax_spark.report.samples import SAMPLE_METRICS, Sample, run_metric, total_metric
 
 if TYPE_CHECKING:
@@ -165,10 +166,8 @@ class Tracker:
                 log.warning("MLflow failed", exc_info=True)
                 # Without a run there is nothing to write to; with one, the next call may succeed.
                 self._is_broken = self.run_id is None
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                self._warn_once(
-                    f"MLflow at {self.uri} failed; the job continues without it: {lines[0][:300]}"
-                )
+                reason = first_line(error)[:300]
+                self._warn_once(f"MLflow at {self.uri} failed; the job continues without it: {reason}")
 
     def _warn_once(self, text: str) -> None:
         if not self._has_warned:

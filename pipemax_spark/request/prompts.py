@@ -266,20 +266,18 @@ def resolve_column(name: str, schema: "StructType") -> tuple[str, "DataType"]:
 
 
 def _found(name: str, schema: "StructType") -> "tuple[str, DataType] | None":
+    from pyspark.sql.types import StructType
+
     if "`" in name and (inside := _on_path(split_names(name, "."), schema)) is not None:
         return inside
     for match in re.finditer(r"\.", name):
         outer = find_field(name[: match.start()], schema)
-        if outer is not None and (inner := _within(outer, name[match.end() :])) is not None:
+        if outer is None or not isinstance(outer.dataType, StructType):
+            continue
+        if (inner := _found(name[match.end() :], outer.dataType)) is not None:
             return f"{quoted(outer.name)}.{inner[0]}", inner[1]
     column = find_field(name, schema)
     return None if column is None else (quoted(column.name), column.dataType)
-
-
-def _within(outer: "StructField", name: str) -> "tuple[str, DataType] | None":
-    from pyspark.sql.types import StructType
-
-    return _found(name, outer.dataType) if isinstance(outer.dataType, StructType) else None
 
 
 def _on_path(names: Sequence[str], schema: "StructType") -> "tuple[str, DataType] | None":
