@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
@@ -18,12 +18,12 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark.job import runner
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.options import JobOptions
-from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage import fence
 from pipemax_spark.storage.output_table import OutputTable
 from tests.fakes.engine_python import write_engine_python
+from tests.fakes.settings import fake_config
 from tests.spark.processes import SMALL_SPARK
 
 
@@ -44,17 +44,10 @@ def engine_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_engine_python(tmp_path_factory.mktemp("engine") / "python")
 
 
-@contextmanager
-def set_to(spark: Any, values: Mapping[str, str]) -> Iterator[None]:
-    """Set the session's settings to these values within the context."""
-    before = {name: spark.conf.get(name, None) for name in values}
-    for name, value in values.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+@pytest.fixture(scope="session")
+def fake(engine_python: str) -> dict[str, Any]:
+    """What ``annotate()`` and the UDF need for an engine: the fast fake."""
+    return {"engine": fake_config(), "engine_python": engine_python}
 
 
 class Jobs:
@@ -80,28 +73,65 @@ class Jobs:
             str(self.directory / "in.parquet")
         )
 
-    def run(self, *, table: OutputTable | None = None, **changes: Any) -> Summary:
-        """Run the job, which must not be a dry run, on ``table`` or on that of the output's name."""
-        summary = self._run(table, **changes)
-        assert summary is not None
-        return summary
+    def run(self, *, table: OutputTable | None = None, **changes: Any) -> Any:
+        """Return the job's summary, or None after a dry run."""
+        options = replace(self.defaults, **changes)
+        with self.terminal() as terminal:
+            return AnnotationJob(self.spark, options, terminal, table=table).run()
 
     def dry_run(self, **changes: Any) -> None:
-        assert self._run(None, dry_run=True, **changes) is None
+        assert self.run(dry_run=True, **changes) is None
 
-    def _run(self, table: OutputTable | None, **changes: Any) -> Summary | None:
-        printed = StringIO()
-        options = replace(self.defaults, **changes)
+    @contextmanager
+    def terminal(self) -> Iterator[Terminal]:
+        """Yield a log whose lines are ``printed`` afterwards."""
+        stream = StringIO()
         try:
-            terminal = Terminal(Console(file=printed, width=200))
-            return AnnotationJob(self.spark, options, terminal, table=table).run()
+            yield Terminal(Console(file=stream, width=200))
         finally:
-            self.printed = printed.getvalue()
+            self.printed = stream.getvalue()
 
     def rows(self) -> list[dict[str, Any]]:
         return [
             row.asDict(recursive=True) for row in self.spark.read.format("delta").load(self.output).collect()
         ]
+
+
+class Nights:
+    """An input table, and one job a night over what it got."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.input = str(jobs.directory / "in")
+
+    def append(self, rows: list[tuple[Any, ...]], schema: str = "id long, text string") -> None:
+        frame = self.jobs.spark.createDataFrame(rows, schema)
+        frame.write.format("delta").mode("append").option("mergeSchema", "true").save(self.input)
+
+    def run(self, **changes: Any) -> tuple[int, int, int]:
+        """(rows in, skipped, out)."""
+        summary = self.jobs.run(input=self.input, **{"incremental": True, **changes})
+        return summary.rows_in, summary.rows_skipped, summary.rows_out
+
+    def sql(self, statement: str) -> None:
+        self.jobs.spark.sql(statement.format(input=f"delta.`{self.input}`"))
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.jobs.rows())
+
+    def appends(self) -> list[tuple[str, int]]:
+        """By Delta's own history: the note and the rows of each commit that added any, oldest first."""
+        history = (
+            self.jobs.spark.sql(f"DESCRIBE HISTORY delta.`{self.jobs.output}`").orderBy("version").collect()
+        )
+        commits = [
+            (row["userMetadata"] or "", row["operationMetrics"].get("numOutputRows")) for row in history
+        ]
+        return [(note, int(rows)) for note, rows in commits if rows and int(rows)]
+
+
+def words(first: int, end: int) -> list[tuple[int, str]]:
+    return [(i, f"word {i}") for i in range(first, end)]
 
 
 @pytest.fixture(autouse=True)
@@ -124,11 +154,9 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.fixture
-def tracked_jobs(
-    spark: Any, tmp_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Jobs]:
+def tracked_run(spark: Any, tmp_path: Path, engine_python: str) -> Jobs:
     """With MLflow."""
-    return lambda: Jobs(spark, tmp_path, engine_python)
+    return Jobs(spark, tmp_path, engine_python)
 
 
 @pytest.fixture
@@ -140,8 +168,8 @@ def run(spark: Any, tmp_path: Path, engine_python: str) -> Jobs:
 
 
 @pytest.fixture
-def jobs(run: Jobs) -> Callable[[], Jobs]:
-    return lambda: run
+def nights(run: Jobs) -> Nights:
+    return Nights(run)
 
 
 def object_schema(**properties: Any) -> str:

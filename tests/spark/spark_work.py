@@ -1,7 +1,7 @@
-"""What Spark did meanwhile, by its own counts."""
+"""What Spark did meanwhile, by its own counts, and under which settings."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,3 +50,19 @@ def counted(spark: Any) -> Iterator[Work]:
     work.rows_shuffled = sum(stage.shuffleWriteRecords() for stage in new)
     work.bytes_shuffled = sum(stage.shuffleWriteBytes() for stage in new)
     work.plans = tuple(plan for number, plan in plans().items() if number not in plans_before)
+
+
+@contextlib.contextmanager
+def set_to(spark: Any, values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set these settings of the session within the context, None to none, and restore them at its end."""
+
+    def put(settings: Mapping[str, str | None]) -> None:
+        for name, value in settings.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+    before = {name: spark.conf.get(name, None) for name in values}
+    put(values)
+    try:
+        yield
+    finally:
+        put(before)

@@ -9,7 +9,7 @@ from typing import Any
 from pipemax_spark import annotate, annotate_table, pipemax_udf
 from pipemax_spark.errors import JobError, JobFailedError
 from tests.fakes.settings import fake_config
-from tests.spark.conftest import set_to
+from tests.spark.spark_work import set_to
 
 
 class Bench:

@@ -10,14 +10,13 @@ from pipemax_spark import annotate
 from pipemax_spark.errors import JobError
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import expected_text, fake_config
+from tests.spark.spark_work import set_to
 from tests.spark.test_killed_job import num_requests
 
 
-def test_every_row_keeps_its_columns_and_gets_an_annotation(spark: Any, engine_python: str) -> None:
+def test_every_row_keeps_its_columns_and_gets_an_annotation(spark: Any, fake: dict[str, Any]) -> None:
     frame = spark.range(700, numPartitions=3).selectExpr("id", "concat('word ', id) AS text", "id % 7 AS n")
-    annotated = annotate(
-        frame, template="Say {text} {n}", engine=fake_config(), engine_python=engine_python, max_tokens=16
-    )
+    annotated = annotate(frame, template="Say {text} {n}", **fake, max_tokens=16)
     assert annotated.columns == ["id", "text", "n", "annotation"]
     assertDataFrameEqual(annotated.drop("annotation"), frame)
     for row in annotated.where("n = 3").collect():
@@ -25,14 +24,13 @@ def test_every_row_keeps_its_columns_and_gets_an_annotation(spark: Any, engine_p
         assert row["annotation"]["completed_at"] is not None
 
 
-def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
+def test_a_schema_makes_a_typed_column(spark: Any, fake: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}, "score": {"type": "number"}}}
     frame = spark.createDataFrame([("x",), (None,)], "text string")
     annotated = annotate(
         frame,
         prompt_column="text",
-        engine=fake_config(),
-        engine_python=engine_python,
+        **fake,
         response_format=schema,
         output_column="answer",
     )
@@ -54,29 +52,30 @@ def test_a_schema_makes_a_typed_column(spark: Any, engine_python: str) -> None:
         ({"prompt_column": "text", "overrides_column": "text"}, "give a struct with any of max_tokens"),
         ({"prompt_column": "text", "overrides_column": "flags"}, "option top_k of a row is of the type bool"),
         ({"messages_column": "parts"}, "messages-column: the parts of a message are of the type"),
-        ({"prompt_column": "text", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt_column": "text", "image_column": "id"}, "image-column 'id' is of type int"),
+        ({"messages_column": "text", "image_column": "text"}, "are parts of their messages"),
+        ({"prompt_column": "text", "allow_image_urls": ["a.org"]}, "no column has images"),
         ({"prompt_column": "text", "resume": "x"}, "resume='x' names work that is kept in work_dir"),
         ({"prompt_column": "text", "work_dir": "/tmp", "resume": "a/b"}, "must be a name of letters"),
         ({"prompt_column": "text", "work_dir": "oddfs://x/y"}, "work_dir='oddfs://x/y' cannot be written to"),
     ],
 )
 def test_bad_requests_are_refused_at_once(
-    spark: Any, engine_python: str, options: dict[str, Any], told: str
+    spark: Any, fake: dict[str, Any], options: dict[str, Any], told: str
 ) -> None:
     frame = spark.sql(
-        """SELECT 'x' AS text, named_struct('top_k', true) AS flags,
+        """SELECT 1 AS id, 'x' AS text, named_struct('top_k', true) AS flags,
           array(named_struct('role', 'user', 'content', array(named_struct('text', 5)))) AS parts"""
     )
     with pytest.raises(JobError, match=told):
-        annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})
+        annotate(frame, **(fake | options))
 
 
 @pytest.mark.parametrize("is_ansi", [True, False])
 def test_what_does_not_fit_is_its_row_s_error_in_each_mode(
-    spark: Any, engine_python: str, is_ansi: bool
+    spark: Any, fake: dict[str, Any], is_ansi: bool
 ) -> None:
-    spark.conf.set("spark.sql.ansi.enabled", str(is_ansi).lower())
-    try:
+    with set_to(spark, {"spark.sql.ansi.enabled": str(is_ansi).lower()}):
         frame = spark.sql(
             """SELECT id, text, named_struct('max_tokens', n, 'temperature', t, 'stop', s) AS options
             FROM VALUES (0, 'one two three', 2L, '0', ''), (1, 'a', 4294967299L, '0', 'x'),
@@ -87,12 +86,9 @@ def test_what_does_not_fit_is_its_row_s_error_in_each_mode(
             frame,
             template="Say {text}",
             overrides_column="options",
-            engine=fake_config(),
-            engine_python=engine_python,
+            **fake,
             max_tokens=16,
         ).collect()
-    finally:
-        spark.conf.unset("spark.sql.ansi.enabled")
     told = {row["id"]: row["annotation"]["error"] for row in rows}
     assert {name: error and (error["code"], error["message"]) for name, error in told.items()} == {
         0: ("invalid_parameter", "stop has an empty text; leave it out"),
@@ -120,19 +116,16 @@ def test_columns_that_cannot_be_carried_are_told_by_name(spark: Any) -> None:
             annotate(frame, model="m", prompt_column="text")
 
 
-def test_large_arrow_types_and_intervals_of_days_are_carried(spark: Any, engine_python: str) -> None:
-    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
-    try:
+def test_large_arrow_types_and_intervals_of_days_are_carried(spark: Any, fake: dict[str, Any]) -> None:
+    with set_to(spark, {"spark.sql.execution.arrow.useLargeVarTypes": "true"}):
         frame = spark.range(2).selectExpr(
             "id", "concat('t', id) text", "cast('b' as binary) b", "INTERVAL '1' DAY d",
             "array(named_struct('role', 'user', 'content', concat('t', id))) chat",
         )  # fmt: skip
         for source in ({"prompt_column": "text"}, {"messages_column": "chat"}):
-            rows = annotate(frame, engine=fake_config(), engine_python=engine_python, **source).collect()
+            rows = annotate(frame, **fake, **source).collect()
             assert [row["annotation"]["error"] for row in rows] == [None, None], source
             assert {row["text"] for row in rows} == {"t0", "t1"}
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
 
 
 @pytest.mark.long  # speed

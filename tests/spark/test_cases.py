@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.conftest import set_to
+from tests.spark.spark_work import set_to
 from tests.spark.strange_bench import Bench, four, request
 
 pytestmark = pytest.mark.long  # each kind has a faster test of its own in make test

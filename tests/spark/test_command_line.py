@@ -78,23 +78,11 @@ def test_an_interrupt_while_the_jvm_starts_leaves_none_behind(tmp_path: Path) ->
 
 
 def test_every_option_of_a_job_can_be_given_on_the_command_line() -> None:
-    shown = re.split(r"[\s,]+", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output)
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    shown = re.split(r"[\s,]+", output)
+    assert "[default: 15m]" in output
     names = {each.name for kind in (JobOptions, PromptSource, GenerationSpec) for each in fields(kind)}
     assert {f"--{name.replace('_', '-')}" for name in names - {"source", "generation"}} <= {*shown}
-
-
-def test_help_names_every_option_with_its_default() -> None:
-    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
-    for option in (
-        "--input",
-        "--retry-errors",
-        "--max-error-rate",
-        "--commit-every",
-        "--dry-run",
-        "--work-dir",
-    ):
-        assert option in output
-    assert "[default: 15m]" in output
 
 
 @pytest.mark.long  # a process

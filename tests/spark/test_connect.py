@@ -89,10 +89,8 @@ def test_a_call_that_resumes_takes_the_completions_of_the_call_before(
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"response_format": "{"}, "response-format is not JSON"),
         ({"engine": {"model": "fake", "polcy": 1}}, "unknown field 'polcy'"),
         ({"work_dir": "oddfs://x/y"}, "work_dir='oddfs://x/y' cannot be written to"),
-        ({"prompt_column": "txt"}, "Did you mean 'text'"),
     ],
 )
 def test_a_wrong_call_is_refused_before_any_row(

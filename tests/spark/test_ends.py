@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.spark.conftest import Jobs
 from tests.spark.test_killed_job import start_job
 from tests.waiting import wait_until
 
-MakeJobs = Callable[[], Jobs]
 ENDED = ("complete", "rows_left", "ended_by")
 
 
@@ -48,13 +46,17 @@ class Nights:
         return tuple(summary[name] for name in ENDED)
 
 
+@pytest.fixture
+def night(run: Jobs) -> Nights:
+    return Nights(run)
+
+
 def good(first: int, end: int) -> list[tuple[int, str]]:
     return [(i, f"row {i}") for i in range(first, end)]
 
 
-def test_every_end_says_in_the_summary_what_ended_the_run_and_what_is_left(jobs: MakeJobs) -> None:
+def test_every_end_says_in_the_summary_what_ended_the_run_and_what_is_left(night: Nights) -> None:
     """From night to night, on one output; a run that is done is in ``test_job``."""
-    night = Nights(jobs())
     run = night.run
 
     told, error = night(good(0, 30), expect_rows=ExpectedRows.of("31:"))
@@ -90,8 +92,7 @@ def test_every_end_says_in_the_summary_what_ended_the_run_and_what_is_left(jobs:
 
 
 @pytest.mark.long  # the first test has each end, test_incremental the nights
-def test_incremental_nights_count_what_was_appended(jobs: MakeJobs) -> None:
-    night = Nights(jobs())
+def test_incremental_nights_count_what_was_appended(night: Nights) -> None:
     table = str(night.run.directory / "in_table")
 
     def append(first: int, end: int) -> None:
@@ -114,8 +115,7 @@ def test_incremental_nights_count_what_was_appended(jobs: MakeJobs) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_run_says_how_many_rows_are_left(jobs: MakeJobs) -> None:
-    night = Nights(jobs())
+def test_an_interrupted_run_says_how_many_rows_are_left(night: Nights) -> None:
     run = night.run
     held, has_ended = run.directory / "held", threading.Event()
     held.touch()
@@ -141,9 +141,8 @@ def test_an_interrupted_run_says_how_many_rows_are_left(jobs: MakeJobs) -> None:
 
 
 @pytest.mark.long  # a process; test_work_directory shows who gives way
-def test_a_run_that_finds_another_one_fails_skips_or_takes_over(jobs: MakeJobs) -> None:
+def test_a_run_that_finds_another_one_fails_skips_or_takes_over(night: Nights) -> None:
     """The other one is a process of its own, with an engine that never ends."""
-    night = Nights(jobs())
     run = night.run
     first_file, held = run.directory / "first.json", run.directory / "held"
     held.touch()

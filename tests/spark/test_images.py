@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from pipemax_spark import annotate
-from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.udf import register
 from tests.fakes.engine import image_text
-from tests.fakes.settings import expected_text, fake_config
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 
 CAT, DOG, OWL = b"\x89cat\xff", b"\x89dog\xff", b"\x89owl\xff"
@@ -40,11 +39,11 @@ def test_a_job_answers_rows_with_images_and_keeps_a_bad_one_as_an_error(run: Job
 
 @pytest.mark.long  # the first test has images, tests/unit/checkpoint their forms
 def test_paths_and_parts_of_messages_and_sql_take_images_too(
-    spark: Any, engine_python: str, tmp_path: Path
+    spark: Any, fake: dict[str, Any], tmp_path: Path
 ) -> None:
     photo = tmp_path / "cat.png"
     photo.write_bytes(CAT)
-    options: dict[str, Any] = {"engine": fake_config(), "engine_python": engine_python, "max_tokens": 16}
+    options = fake | {"max_tokens": 16}
     frame = spark.createDataFrame(
         [("a", str(photo)), ("b", str(tmp_path / "none.png"))], "text string, path string"
     )
@@ -78,28 +77,3 @@ def test_paths_and_parts_of_messages_and_sql_take_images_too(
     assert by_text["a"]["by_path"]["text"] == answer("a", CAT)
     assert by_text["b"]["by_path"]["error"]["code"] == "invalid_image"
     assert by_text["b"]["by_bytes"]["text"] == "reply"
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"prompt_column": "text", "image_column": "n"}, "image-column 'n' is of type bigint"),
-        ({"prompt_column": "text", "image_column": "foto"}, "no column 'foto'"),
-        ({"messages_column": "text", "image_column": "text"}, "are parts of their messages"),
-        ({"prompt_column": "text", "allow_image_urls": ["a.org"]}, "no column has images"),
-        (
-            {
-                "prompt_column": "text",
-                "image_column": "text",
-                "engine": fake_config() | {"policy": "pipemax"},
-            },
-            "policy pipemax serves text only",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_at_once(
-    spark: Any, engine_python: str, options: dict[str, Any], told: str
-) -> None:
-    frame = spark.createDataFrame([("x", 1)], "text string, n long")
-    with pytest.raises(JobError, match=told):
-        annotate(frame, **{"engine": fake_config(), "engine_python": engine_python, **options})

@@ -13,50 +13,8 @@ from pipemax_spark.errors import JobError, OnError
 from pipemax_spark.rows.incremental import MicroBatches
 from pipemax_spark.storage.sources import read_source
 from tests.fakes.settings import expected_text
-from tests.spark.conftest import Jobs
+from tests.spark.conftest import Nights, words
 from tests.spark.test_killed_job import SLOW, kill_when, rows_in_spool, start_job
-
-
-class Nights:
-    """An input table, and one job a night over what it got."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        self.jobs = jobs
-        self.input = str(jobs.directory / "in")
-
-    def append(self, rows: list[tuple[Any, ...]], schema: str = "id long, text string") -> None:
-        frame = self.jobs.spark.createDataFrame(rows, schema)
-        frame.write.format("delta").mode("append").option("mergeSchema", "true").save(self.input)
-
-    def run(self, **changes: Any) -> tuple[int, int, int]:
-        """(rows in, skipped, out)."""
-        summary = self.jobs.run(input=self.input, **{"incremental": True, **changes})
-        return summary.rows_in, summary.rows_skipped, summary.rows_out
-
-    def sql(self, statement: str) -> None:
-        self.jobs.spark.sql(statement.format(input=f"delta.`{self.input}`"))
-
-    def ids(self) -> list[int]:
-        return sorted(row["id"] for row in self.jobs.rows())
-
-    def appends(self) -> list[tuple[str, int]]:
-        """By Delta's own history: the note and the rows of each commit that added any, oldest first."""
-        history = (
-            self.jobs.spark.sql(f"DESCRIBE HISTORY delta.`{self.jobs.output}`").orderBy("version").collect()
-        )
-        commits = [
-            (row["userMetadata"] or "", row["operationMetrics"].get("numOutputRows")) for row in history
-        ]
-        return [(note, int(rows)) for note, rows in commits if rows and int(rows)]
-
-
-@pytest.fixture
-def nights(run: Jobs) -> Nights:
-    return Nights(run)
-
-
-def words(first: int, end: int) -> list[tuple[int, str]]:
-    return [(i, f"word {i}") for i in range(first, end)]
 
 
 @pytest.mark.long  # four runs; a night without position meets rows that are done, below
@@ -191,9 +149,6 @@ def test_an_input_that_cannot_be_streamed_is_refused_at_once(nights: Nights) -> 
     nights.jobs.write_input([(1, "a")])
     with pytest.raises(JobError, match=r"--incremental reads what was appended to a Delta table"):
         nights.jobs.run(incremental=True)
-    for wrong in ({"limit": 3}, {"retry_errors": True}):
-        with pytest.raises(JobError, match="cannot be combined with --incremental"):
-            nights.run(**wrong)
     with pytest.raises(JobError, match="--skip-changes says how --incremental reads"):
         nights.run(incremental=False, skip_changes=True)
 

@@ -15,7 +15,8 @@ from pipemax_spark.rows.left import keys_left_by_content, rows_left
 from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.storage.partition_values import changed_in_delta
 from pipemax_spark.storage.tables import DeltaTable, Transaction
-from tests.spark.conftest import Jobs, set_to
+from tests.spark.conftest import Jobs
+from tests.spark.spark_work import set_to
 from tests.spark.typed_rows import SCALARS, TypedRows, typed_rows
 
 MILLIS = "spark.sql.parquet.outputTimestampType"

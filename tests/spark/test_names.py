@@ -10,65 +10,15 @@ from pipemax_spark import annotate
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.spark.helper_columns import free_name, name_in
 from pipemax_spark.spark.sql import quoted
-from tests.fakes.settings import expected_text, fake_config
+from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
 
 NAMES = (
-    *(
-        "a.b",
-        "..",
-        "c`d",
-        "`q`",
-        " ",
-        "x ",
-        " y",
-        "it's",
-        'say "x"',
-        "#",
-        "a{b}",
-        "c!r",
-        "k:v",
-        "t\tn",
-        "l\nf",
-        "x,y",
-    ),
-    *(
-        "p(q)",
-        "e=f;",
-        "\\",
-        "%20",
-        "*",
-        "$1",
-        "a[0]",
-        "-1",
-        "?x/",
-        "@v",
-        "🙂",
-        "e\u0301",
-        "日本 語",
-        "ÄÖ",
-        "null",
-        "1",
-    ),
-    *(
-        "s",
-        "t",
-        "outcomes",
-        "UPPER",
-        "annotation.text",
-        "a.b.c",
-        "__pipemax_prompt",
-        "__PIPEMAX_key",
-        "__pipemax__slice",
-    ),
-    *(
-        "__pipemax_rank",
-        "__pipemax_done",
-        "__pipemax_occurrence",
-        "__pipemax_left",
-        "__pipemax_times",
-        "__pipemax_hash",
-    ),
+    *("a.b", "..", "c`d", "`q`", " ", "x ", " y", "it's", 'say "x"', "#", "a{b}", "c!r", "k:v", "t\tn"),
+    *("l\nf", "x,y", "p(q)", "e=f;", "\\", "%20", "*", "$1", "a[0]", "-1", "?x/", "@v", "🙂", "e\u0301"),
+    *("日本 語", "ÄÖ", "null", "1", "s", "t", "outcomes", "UPPER", "annotation.text", "a.b.c"),
+    *("__pipemax_prompt", "__PIPEMAX_key", "__pipemax__slice", "__pipemax_rank", "__pipemax_done"),
+    *("__pipemax_occurrence", "__pipemax_left", "__pipemax_times", "__pipemax_hash"),
 )
 INNER = StructType([StructField(name, StringType()) for name in NAMES])
 SCHEMA = StructType([StructField("id", LongType()), *INNER.fields, StructField("in.ner", INNER)])
@@ -123,9 +73,9 @@ def test_every_name_can_be_an_id_or_be_selected_and_changed_rows_are_done_again(
     }
 
 
-def test_annotate_takes_every_name_and_keeps_it(spark: Any, engine_python: str, tmp_path: Path) -> None:
+def test_annotate_takes_every_name_and_keeps_it(spark: Any, fake: dict[str, Any], tmp_path: Path) -> None:
     frame = spark.createDataFrame([row(0), row(1)], SCHEMA)
-    options: dict[str, Any] = {"engine": fake_config(), "engine_python": engine_python, "max_tokens": 16}
+    options = fake | {"max_tokens": 16}
     kept = annotate(frame, template=TEMPLATE, work_dir=str(tmp_path), output_column="an.swer", **options)
     assert kept.columns == [*SCHEMA.names, "an.swer"]
     found = [each.asDict() for each in kept.collect()]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark.errors import JobError
-from tests.spark.conftest import Jobs, set_to
-from tests.spark.test_incremental import Nights, words
+from tests.spark.conftest import Nights, words
+from tests.spark.spark_work import set_to
 
 IGNORES_MISSING = "spark.sql.files.ignoreMissingFiles"
 RESCAN = {"rescan": True}
@@ -108,9 +108,8 @@ REMEDIES = [
 
 @pytest.mark.parametrize(("history", "said", "remedy"), REMEDIES)
 def test_a_night_that_cannot_go_on_is_repaired_by_each_remedy_that_it_names(
-    run: Jobs, history: Callable[[Nights], None], said: str, remedy: dict[str, Any]
+    nights: Nights, history: Callable[[Nights], None], said: str, remedy: dict[str, Any]
 ) -> None:
-    nights = Nights(run)
     nights.append(words(0, 2))
     shutil.copytree(nights.input, f"{nights.input} copy")
     nights.append(words(2, 4))
@@ -141,9 +140,10 @@ def test_a_night_that_cannot_go_on_is_repaired_by_each_remedy_that_it_names(
     [False, pytest.param(True, marks=pytest.mark.long)],
     ids=["dropped and made again", "replaced"],
 )
-def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(run: Jobs, replaced: bool) -> None:
+def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(
+    nights: Nights, replaced: bool
+) -> None:
     """Made again, it is another table, and all of it is compared; replaced, it is the same, of which rows are gone."""
-    nights = Nights(run)
     ids = {"id_columns": ("id",)}
     nights.append(words(0, 3))
     nights.run(**ids)
@@ -185,9 +185,8 @@ def test_a_table_that_is_made_anew_is_compared_and_followed_from_then_on(run: Jo
     ],
 )
 def test_appended_ids_that_cannot_be_used_are_mended_in_the_input_and_compared_once(
-    run: Jobs, appended: list[tuple[Any, ...]], said: str, mended: str, skips: bool
+    nights: Nights, appended: list[tuple[Any, ...]], said: str, mended: str, skips: bool
 ) -> None:
-    nights = Nights(run)
     nights.append(words(0, 2))
     ids = {"id_columns": ("id",)}
     nights.run(**ids)
@@ -204,8 +203,7 @@ def test_appended_ids_that_cannot_be_used_are_mended_in_the_input_and_compared_o
 
 
 @pytest.mark.long  # fourteen runs
-def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(run: Jobs) -> None:
-    nights = Nights(run)
+def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(nights: Nights) -> None:
     ids = {"id_columns": ("id",)}
     nights.append(words(0, 4))
     for options, said in (
@@ -252,8 +250,7 @@ def test_runs_that_incremental_refuses_are_done_without_it_and_the_nights_go_on(
 
 
 @pytest.mark.long  # three nights and a rescan
-def test_nights_begin_where_an_option_of_the_user_s_says(run: Jobs) -> None:
-    nights = Nights(run)
+def test_nights_begin_where_an_option_of_the_user_s_says(nights: Nights) -> None:
     options = {"id_columns": ("id",), "input_option": {"startingVersion": "1"}}
     nights.append(words(0, 2))
     nights.append(words(2, 4))

@@ -13,6 +13,7 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.pooled import LABELS, VALUES, vector
 from tests.fakes.settings import fake_config
+from tests.spark.conftest import Jobs
 
 EMBED = {
     "engine": fake_config() | {"task": "embed"},
@@ -23,8 +24,7 @@ EMBED = {
 
 
 @pytest.mark.long  # three jobs; tests/unit/spark/test_pooling shows the columns
-def test_a_job_embeds_each_row_once_and_goes_on_where_it_stopped(jobs: Any) -> None:
-    run = jobs()
+def test_a_job_embeds_each_row_once_and_goes_on_where_it_stopped(run: Jobs) -> None:
     # Rows 0 and 50 are equal, the last two are bad.
     run.write_input([*((i, f"row {i % 50}") for i in range(60)), (60, None), (61, "[[error]]")])
     first = run.run(**EMBED, limit=20, max_error_rate=1.0)
@@ -49,8 +49,7 @@ def test_a_job_embeds_each_row_once_and_goes_on_where_it_stopped(jobs: Any) -> N
         run.run(**EMBED | {"generation": GenerationSpec(task="embed", dimensions=4)})
 
 
-def test_a_job_that_cannot_pool_is_refused_by_name(jobs: Any) -> None:
-    run = jobs()
+def test_a_job_that_cannot_pool_is_refused_by_name(run: Jobs) -> None:
     run.write_input([(0, "a")])
     for changes, reason in [
         ({"generation": GenerationSpec(task="embed", max_tokens=9)}, "so max_tokens has no meaning"),
@@ -66,19 +65,18 @@ def test_a_job_that_cannot_pool_is_refused_by_name(jobs: Any) -> None:
 
 
 @pytest.mark.long  # as the job above
-def test_a_frame_is_classified_and_scored(spark: Any, engine_python: str) -> None:
+def test_a_frame_is_classified_and_scored(spark: Any, fake: dict[str, Any]) -> None:
     frame = spark.createDataFrame(
         [("what is it", "a package"), ("what is it", None), (" ", "b")], "q string, d string"
     )
-    options = {"engine": fake_config(), "engine_python": engine_python}
-    labelled = annotate(frame, prompt_column="d", task="classify", **options).where("d IS NOT NULL").collect()
+    labelled = annotate(frame, prompt_column="d", task="classify", **fake).where("d IS NOT NULL").collect()
     for row in labelled:
         given = vector(row["d"], 2)
         assert row["annotation"]["probabilities"] == pytest.approx(
             dict(zip(LABELS.values(), given.tolist(), strict=True))
         )
         assert row["annotation"]["label"] == LABELS[int(given.argmax())]
-    scored = annotate(frame, template="{d}", query_column="q", task="score", **options).collect()
+    scored = annotate(frame, template="{d}", query_column="q", task="score", **fake).collect()
     by_document = {row["d"]: row["annotation"] for row in scored}
     expected = cosine(vector("what is it"), vector("a package"))
     assert by_document["a package"]["score"] == pytest.approx(expected)
@@ -86,12 +84,11 @@ def test_a_frame_is_classified_and_scored(spark: Any, engine_python: str) -> Non
 
 
 @pytest.mark.long  # as the job above
-def test_sql_embeds_and_scores(spark: Any, engine_python: str) -> None:
-    options = {"engine": fake_config(), "engine_python": engine_python}
-    register(spark, "embedding_of", task="embed", dimensions=4, **options)
+def test_sql_embeds_and_scores(spark: Any, fake: dict[str, Any]) -> None:
+    register(spark, "embedding_of", task="embed", dimensions=4, **fake)
     (row,) = spark.sql("SELECT embedding_of('a b').embedding AS e").collect()
     np.testing.assert_array_equal(np.float32(row["e"]), vector("a b", 4))
-    register(spark, "score_of", task="score", **options)
+    register(spark, "score_of", task="score", **fake)
     rows = spark.sql(
         "SELECT id, score_of(concat('q ', id), if(id = 3, null, 'd')) AS s FROM range(5)"
     ).collect()
@@ -101,4 +98,4 @@ def test_sql_embeds_and_scores(spark: Any, engine_python: str) -> None:
         else:
             assert row["s"]["score"] == pytest.approx(cosine(vector(f"q {row['id']}"), vector("d")))
     with pytest.raises(JobError, match="so max_tokens has no meaning"):
-        register(spark, "wrong", task="embed", max_tokens=5, **options)
+        register(spark, "wrong", task="embed", max_tokens=5, **fake)

@@ -1,26 +1,18 @@
 """From a job's start to its first rows: what is left is looked for once, and the engines load meanwhile."""
 
-import io
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.options import JobOptions
-from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.storage.tables import DeltaTable, Transaction
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.processes import servers_of
-from tests.spark.spark_work import counted
+from tests.spark.spark_work import counted, set_to
 from tests.waiting import wait_until
-
-MakeJobs = Callable[[], Jobs]
 
 BROADCAST = "spark.sql.autoBroadcastJoinThreshold"
 BY_IDS_AND_BY_ROWS = [("id",), pytest.param((), marks=pytest.mark.long)]
@@ -40,9 +32,8 @@ class TableWithCallback(DeltaTable):
         super().append(rows, transaction)
 
 
-def run_with(jobs: Jobs, options: JobOptions, before_claim: Callable[[], None]) -> Any:
-    table = TableWithCallback(jobs.spark, options.output, before_claim)
-    return AnnotationJob(jobs.spark, options, Terminal(Console(file=io.StringIO())), table=table).run()
+def run_with(run: Jobs, before_claim: Callable[[], None], **changes: Any) -> Any:
+    return run.run(table=TableWithCallback(run.spark, run.output, before_claim), **changes)
 
 
 def loads(jobs: Jobs) -> list[int]:
@@ -53,10 +44,7 @@ def loads(jobs: Jobs) -> list[int]:
 
 @pytest.mark.long  # speed
 @pytest.mark.parametrize(("id_columns", "operator"), [(("id",), "LeftAnti"), ((), "Window")])
-def test_few_rows_left_are_searched_for_once(
-    jobs: MakeJobs, id_columns: tuple[str, ...], operator: str
-) -> None:
-    run = jobs()
+def test_few_rows_left_are_searched_for_once(run: Jobs, id_columns: tuple[str, ...], operator: str) -> None:
     rows = [(i, f"word {i}") for i in range(200)]
     run.write_input(rows)
     run.run(id_columns=id_columns)
@@ -65,7 +53,6 @@ def test_few_rows_left_are_searched_for_once(
     run.write_input([*rows[1:], *new])
     with counted(run.spark) as work:
         summary = run.run(id_columns=id_columns)
-    assert summary is not None
     assert (summary.rows_skipped, summary.rows_out) == (199, 2)
     assert work.plans_with(operator) == 1
     done = sorted([*range(200), *(number for number, _ in new)])
@@ -74,9 +61,8 @@ def test_few_rows_left_are_searched_for_once(
 
 @pytest.mark.parametrize("id_columns", BY_IDS_AND_BY_ROWS)
 def test_a_row_that_is_done_between_the_search_and_the_claim_is_not_done_again(
-    jobs: MakeJobs, id_columns: tuple[str, ...]
+    run: Jobs, id_columns: tuple[str, ...]
 ) -> None:
-    run = jobs()
     rows = [(i, f"word {i}") for i in range(200)]
     run.write_input(rows)
     run.run(id_columns=id_columns)
@@ -87,19 +73,15 @@ def test_a_row_that_is_done_between_the_search_and_the_claim_is_not_done_again(
         row = table.where("id = 0").selectExpr("301L AS id", "'word 301' AS text", "annotation")
         row.write.format("delta").mode("append").save(run.output)
 
-    summary = run_with(run, replace(run.defaults, id_columns=id_columns), commit_elsewhere)
+    summary = run_with(run, commit_elsewhere, id_columns=id_columns)
     assert (summary.rows_in, summary.rows_skipped, summary.rows_out) == (201, 200, 1)
     assert sorted(row["id"] for row in run.rows()) == [*range(200), 300, 301]
 
 
 @pytest.mark.long  # speed
-def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
-    jobs: MakeJobs, tmp_path: Path
-) -> None:
-    run = jobs()
+def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(run: Jobs, tmp_path: Path) -> None:
     run.write_input([(i, f"word {i}") for i in range(20)])
     engine_python = write_engine_python(tmp_path / "python")
-    options = replace(run.defaults, engine_python=engine_python)
     run.dry_run(engine_python=engine_python)
     assert not servers_of(engine_python), "a dry run starts no engine"
     servers = []
@@ -108,7 +90,7 @@ def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
         wait_until(lambda: bool(servers_of(engine_python)), 120, "an engine server starts before the claim")
         servers.extend(servers_of(engine_python))
 
-    summary = run_with(run, options, wait_for_engine)
+    summary = run_with(run, wait_for_engine, engine_python=engine_python)
     assert (summary.rows_out, summary.engines) == (20, 1)
     assert list(servers_of(engine_python)) == servers, (
         "the rows were done by the engine that was started early"
@@ -116,15 +98,13 @@ def test_engines_load_before_the_rows_are_written_down_and_only_for_rows(
 
     other = write_engine_python(tmp_path / "other")
     again = run.run(engine_python=other)
-    assert again is not None
     assert (again.rows_out, again.rows_skipped) == (0, 20)
     assert not servers_of(other), "a run with nothing to do starts no engine"
 
 
 def test_an_engine_that_cannot_start_ends_the_job_with_its_cause_after_one_attempt(
-    jobs: MakeJobs, tmp_path: Path
+    run: Jobs, tmp_path: Path
 ) -> None:
-    run = jobs()
     run.write_input([(i, f"word {i}") for i in range(20)])
     engine = fake_config(start_error="the GPU has 3 GiB free, the model needs 5")
     with pytest.raises(Exception, match="the GPU has 3 GiB free, the model needs 5"):
@@ -136,9 +116,8 @@ def test_an_engine_that_cannot_start_ends_the_job_with_its_cause_after_one_attem
 @pytest.mark.long  # speed
 @pytest.mark.parametrize("id_columns", BY_IDS_AND_BY_ROWS)
 def test_a_night_shuffles_its_own_rows_only_and_engines_load_meanwhile(
-    jobs: MakeJobs, tmp_path: Path, id_columns: tuple[str, ...]
+    run: Jobs, tmp_path: Path, id_columns: tuple[str, ...]
 ) -> None:
-    run = jobs()
     source, engine_python = str(tmp_path / "in"), write_engine_python(tmp_path / "python")
     table = run.spark.range(3_000).selectExpr("id", "concat('word ', id) AS text")
     table.write.format("delta").save(source)
@@ -151,16 +130,10 @@ def test_a_night_shuffles_its_own_rows_only_and_engines_load_meanwhile(
                 lambda: bool(servers_of(engine_python)), 60, "an engine server starts before the claim"
             )
 
-    options = replace(
-        run.defaults, input=source, incremental=True, id_columns=id_columns, engine_python=engine_python
-    )
-    before = run.spark.conf.get(BROADCAST)
-    run.spark.conf.set(BROADCAST, "-1")  # as where all ids ever done are too many for it
-    try:
-        with counted(run.spark) as work:
-            summary = run_with(run, options, check_engine)
-    finally:
-        run.spark.conf.set(BROADCAST, before)
+    options = {"input": source, "incremental": True, "id_columns": id_columns}
+    # As where all ids ever done are too many for a broadcast.
+    with set_to(run.spark, {BROADCAST: "-1"}), counted(run.spark) as work:
+        summary = run_with(run, check_engine, engine_python=engine_python, **options)
     assert (summary.rows_in, summary.rows_skipped, summary.rows_out) == (20, 0, 20)
     assert work.rows_read > 3_000, "the night's rows are compared with all that were done"
     assert work.rows_shuffled < 1_500

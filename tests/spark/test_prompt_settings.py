@@ -23,7 +23,7 @@ from pipemax_spark.request.value_text import text_of
 from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.spark.sql import quoted
-from tests.spark.conftest import set_to
+from tests.spark.spark_work import set_to
 from tests.spark.typed_rows import TypedRows, typed_rows
 
 ZONE = "spark.sql.session.timeZone"
@@ -176,7 +176,7 @@ def outcome(spark: Any, path: str) -> Outcome:
 def fault(spark: Any, path: str, chosen: Mapping[str, str], plain: Outcome) -> str | None:
     """Return what is wrong under these settings, or None."""
     try:
-        with set_to(spark, dict(chosen)):
+        with set_to(spark, chosen):
             found = outcome(spark, path)
     except JobError:
         return None  # in a sentence

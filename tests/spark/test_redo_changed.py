@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipemax_spark.errors import JobError, OnError
+from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs
@@ -30,9 +30,7 @@ def said(text: str, max_tokens: int = 16) -> str:
     return expected_text(f"Say {text}", max_tokens)
 
 
-def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_one_commit(
-    run: Jobs,
-) -> None:
+def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_one_commit(run: Jobs) -> None:
     before = [
         (1, "one", "", None),
         (2, "two", "", (16,)),
@@ -89,17 +87,6 @@ def test_changed_rows_are_counted_by_a_dry_run_and_those_beyond_a_limit_stay(run
         assert len(answers(run)) == 3
 
 
-@pytest.mark.long  # as of a retry, in test_retry_errors
-def test_a_redo_that_fails_leaves_every_old_row_in_place(run: Jobs) -> None:
-    run.write_input([(i, f"word {i}", "", None) for i in range(10)], SCHEMA)
-    run.run(**IDS)
-    before = answers(run)
-    run.write_input([(i, f"other {i}" if i else None, "", None) for i in range(10)], SCHEMA)
-    with pytest.raises(Exception, match="a row failed with empty_prompt"):
-        run.run(**IDS, redo_changed=True, on_error=OnError.FAIL)
-    assert answers(run) == before
-
-
 @pytest.mark.long
 def test_a_redo_that_is_killed_loses_no_outcome_and_the_same_command_does_the_rest(run: Jobs) -> None:
     ids = range(3_000)
@@ -131,8 +118,6 @@ def test_a_table_without_the_columns_of_its_requests_is_refused(run: Jobs) -> No
     options: dict[str, Any] = {"id_columns": ("id",), "source": PromptSource(prompt_column="text")}
     with pytest.raises(JobError, match="--redo-changed needs --id-columns"):
         run.run(redo_changed=True)
-    with pytest.raises(JobError, match="--redo-changed cannot be combined with --incremental"):
-        run.run(**options, redo_changed=True, incremental=True)
     run.run(**options, select=("id",))
     with pytest.raises(JobError, match=r"output .* lacks a column for it: there is no column 'text'"):
         run.run(**options, redo_changed=True)

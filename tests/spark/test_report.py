@@ -1,7 +1,7 @@
 """What the page of a run shows of the rows that the run has committed."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -13,7 +13,6 @@ from pipemax_spark.errors import JobFailedError, TooManyErrorsError
 from pipemax_spark.request.prompts import PromptSource
 from tests.spark.conftest import Jobs, object_schema
 
-MakeJobs = Callable[[], Jobs]
 LABELS = ("mild", "spicy")
 SCRIPT = "<script>alert(1)</script>"
 
@@ -34,15 +33,14 @@ def sampled_prompts(page: str) -> list[str]:
 
 
 @pytest.fixture
-def labelled(jobs: MakeJobs) -> Jobs:
+def labelled(run: Jobs) -> Jobs:
     """Jobs on ten rows of which one has no prompt, one is a script and one is long."""
-    made = jobs()
     texts = [f"row {i}" for i in range(7)] + [SCRIPT, "long " * 1_000, None]
-    made.write_input([(i, text) for i, text in enumerate(texts)])
-    made.defaults = replace(
-        made.defaults, id_columns=("id",), generation=GenerationSpec(choice=LABELS, logprobs=True)
+    run.write_input([(i, text) for i, text in enumerate(texts)])
+    run.defaults = replace(
+        run.defaults, id_columns=("id",), generation=GenerationSpec(choice=LABELS, logprobs=True)
     )
-    return made
+    return run
 
 
 def test_the_page_shows_errors_prompts_answers_probabilities_and_choices(labelled: Jobs) -> None:
@@ -82,8 +80,7 @@ def test_without_a_sample_the_page_quotes_no_row_and_still_counts(labelled: Jobs
 
 
 @pytest.mark.long  # a variant of the errors above
-def test_a_run_whose_rows_all_fail_shows_prompts_and_messages_of_some(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_run_whose_rows_all_fail_shows_prompts_and_messages_of_some(run: Jobs) -> None:
     run.write_input([(i, f"[[error]] {i}") for i in range(5)])
     with pytest.raises(JobFailedError):
         run.run(id_columns=("id",))
@@ -94,8 +91,7 @@ def test_a_run_whose_rows_all_fail_shows_prompts_and_messages_of_some(jobs: Make
     assert not {"All rows with answers", "How the answers are distributed"} & set(headings_of(page))
 
 
-def test_a_run_that_its_errors_stop_early_has_a_page_that_says_why(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_run_that_its_errors_stop_early_has_a_page_that_says_why(run: Jobs) -> None:
     # One row would take minutes, so the run cannot end before its errors are known.
     run.write_input([(i, "[[slow 300]]" if i == 0 else f"[[error]] {i}") for i in range(1_500)])
     with pytest.raises(TooManyErrorsError) as stopped:
@@ -108,10 +104,9 @@ def test_a_run_that_its_errors_stop_early_has_a_page_that_says_why(jobs: MakeJob
 
 
 @pytest.mark.long  # a variant of the choices
-def test_only_the_closed_fields_of_a_schema_are_counted_and_prompts_that_the_output_lacks_are_left_out(
-    jobs: MakeJobs,
+def test_only_closed_fields_of_a_schema_are_counted_and_prompts_that_the_output_lacks_are_left_out(
+    run: Jobs,
 ) -> None:
-    run = jobs()
     run.write_input([(i, f"row {i}") for i in range(20)])
     schema = object_schema(
         tone={"enum": ["kind", "rude"]}, is_spam={"type": "boolean"}, why={"type": "string"}
@@ -130,8 +125,7 @@ def test_only_the_closed_fields_of_a_schema_are_counted_and_prompts_that_the_out
     assert sampled_prompts(page) == []
 
 
-def test_a_nightly_job_shows_its_last_runs_next_to_each_other(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_a_nightly_job_shows_its_last_runs_next_to_each_other(run: Jobs) -> None:
 
     def night(rows: Mapping[int, str]) -> str:
         run.write_input([*rows.items()])
@@ -150,10 +144,9 @@ def test_a_nightly_job_shows_its_last_runs_next_to_each_other(jobs: MakeJobs) ->
 
 
 @pytest.mark.long  # a variant of the sample
-def test_questions_each_have_their_answers_in_the_sample(jobs: MakeJobs) -> None:
+def test_questions_each_have_their_answers_in_the_sample(run: Jobs) -> None:
     from pipemax_spark.executor.questions import Question
 
-    run = jobs()
     run.write_input([(1, "a")])
     asked = tuple(
         Question(name=name, template=f"{name}?", generation=GenerationSpec(choice=LABELS))

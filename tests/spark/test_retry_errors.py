@@ -1,7 +1,5 @@
 """``--retry-errors``: an error row stays in the table until its new outcome replaces it."""
 
-from collections import Counter
-
 import pytest
 
 from pipemax.wire import ErrorCode
@@ -61,13 +59,3 @@ def test_a_retry_that_fails_leaves_every_error_row_in_place(run: Jobs) -> None:
     with pytest.raises(Exception, match="a row failed with empty_prompt"):
         run.run(id_columns=("id",), retry_errors=True, on_error=OnError.FAIL)
     assert outcomes(run) == done
-
-
-@pytest.mark.long  # a limit, as in test_job
-def test_error_rows_beyond_the_limit_stay(run: Jobs) -> None:
-    run.write_input([(i, None) for i in range(20)])
-    run.run(id_columns=("id",))
-    run.write_input([(i, f"word {i}") for i in range(20)])
-    summary = run.run(id_columns=("id",), retry_errors=True, limit=5)
-    assert (summary.rows_out, summary.rows_left_out) == (5, 15)
-    assert Counter(outcomes(run).values()) == {None: 5, ErrorCode.EMPTY_PROMPT: 15}

@@ -11,8 +11,7 @@ from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.prefix import sample_by_beginning
 from pipemax_spark.rows.sample import SomeRows, sample_requests
-from tests.spark.conftest import set_to
-from tests.spark.spark_work import counted
+from tests.spark.spark_work import counted, set_to
 
 ROWS, FILES = 10_000, 50
 COLUMNS = RequestColumns(PromptSource(prompt_column="text"))

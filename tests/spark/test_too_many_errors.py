@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.engine_python import CUT_OFF, write_engine_python
 from tests.spark.conftest import Jobs
 
-MakeJobs = Callable[[], Jobs]
-
 
 @pytest.fixture
 def silent_engine_python(tmp_path: Path) -> str:
@@ -24,9 +21,8 @@ def silent_engine_python(tmp_path: Path) -> str:
 
 
 def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
-    jobs: MakeJobs, silent_engine_python: str
+    run: Jobs, silent_engine_python: str
 ) -> None:
-    run = jobs()
     run.write_input([(i, "[[error]]") for i in range(1_100)])
     with pytest.raises(JobFailedError, match=r"1,100 of 1,100 rows failed, more than .*engine_error"):
         run.run(engine_python=silent_engine_python)
@@ -35,9 +31,8 @@ def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
     assert "nothing new to do" in run.printed
 
 
-def test_a_run_is_judged_by_its_own_share_and_a_rerun_judges_the_last_one_again(jobs: MakeJobs) -> None:
+def test_a_run_is_judged_by_its_own_share_and_a_rerun_judges_the_last_one_again(run: Jobs) -> None:
     """The record is the table itself: between the runs, the driver's and the work directories go."""
-    run = jobs()
 
     def ends(rows: int) -> str | None:
         """Run the job on a table of so many rows, whose last 300 have no prompt; return why it fails."""
@@ -57,15 +52,13 @@ def test_a_run_is_judged_by_its_own_share_and_a_rerun_judges_the_last_one_again(
         "300 of 300 rows failed, more than --max-error-rate 0.5 allows. empty_prompt: 300"
     )
     again = ends(2_300)
-    assert again is not None
     assert "nothing new to do" in run.printed
     assert re.match(r"300 of 300 rows in \S+, written by run \S+, failed, .*--retry-errors", again)
 
 
 @pytest.mark.long  # a variant of the share
-def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(jobs: MakeJobs) -> None:
+def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(run: Jobs) -> None:
     """They are committed by this run, and name the dead one."""
-    run = jobs()
     run.write_input([(i, f"row {i}") for i in range(40)])
     run.run(id_columns=("id",), where="id < 10")
     table = DeltaTable(run.spark, run.output)
@@ -84,8 +77,7 @@ def test_rows_that_a_run_has_recovered_from_a_dead_one_count_as_its_own(jobs: Ma
 
 
 @pytest.mark.long  # a variant of the share
-def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: MakeJobs) -> None:
-    run = jobs()
+def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(run: Jobs) -> None:
     run.write_input([(1, "fine"), (2, None)])
     run.run(id_columns=("id",))
     run.write_input([(1, "fine"), (2, None), (3, "fine too")])
@@ -95,10 +87,9 @@ def test_on_error_fail_is_not_satisfied_with_error_rows_of_an_earlier_run(jobs: 
 
 
 @pytest.mark.long  # a whole job after the refusal
-def test_a_collector_port_that_is_taken_is_refused(jobs: MakeJobs) -> None:
+def test_a_collector_port_that_is_taken_is_refused(run: Jobs) -> None:
     import socket
 
-    run = jobs()
     run.write_input([(1, "a")])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -107,5 +98,4 @@ def test_a_collector_port_that_is_taken_is_refused(jobs: MakeJobs) -> None:
         with pytest.raises(JobError, match=f"cannot listen .* --collector-port {port}"):
             run.run(collector_port=port)
     summary = run.run(collector_port=port)
-    assert summary is not None
     assert summary.engines == 1, "the engine has reported there"

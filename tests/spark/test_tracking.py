@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,16 @@ from tests.spark.conftest import Jobs
 
 
 @pytest.mark.long  # a store of MLflow's
-def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Callable[[], Jobs]) -> None:
+def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_run: Jobs) -> None:
     from mlflow import MlflowClient
 
-    run = tracked_jobs()
-    run.write_input([(i, f"word {i}") for i in range(600)])
-    summary = run.run(id_columns=("id",), engine=fake_config(tokens_per_s=600))
-    assert summary is not None
+    tracked_run.write_input([(i, f"word {i}") for i in range(600)])
+    summary = tracked_run.run(id_columns=("id",), engine=fake_config(tokens_per_s=600))
     (choice,) = summary.policies
     assert choice["inputs"] == {"sampled_rows": 600, "rows": 600}, "what policy: auto decides by"
-    assert "Policy   vllm: a fake has no scheduler\n" in run.printed
+    assert "Policy   vllm: a fake has no scheduler\n" in tracked_run.printed
     assert summary.mlflow_run_id is not None
-    client = MlflowClient(tracking_uri=f"sqlite:///{run.directory / 'mlflow' / 'mlflow.db'}")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tracked_run.directory / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("pipemax")
     assert experiment is not None
     (recorded,) = client.search_runs([experiment.experiment_id])
@@ -48,48 +45,32 @@ def test_a_job_is_one_run_with_what_is_needed_to_understand_it(tracked_jobs: Cal
     assert "600 rows" in description[0]
     (dataset,) = recorded.inputs.dataset_inputs
     assert dataset.dataset.name.endswith("in.parquet")
-    (stored,) = Path(run.directory, "mlflow", "artifacts").rglob("summary.json")
+    (stored,) = Path(tracked_run.directory, "mlflow", "artifacts").rglob("summary.json")
     assert json.loads(stored.read_text())["rows_out"] == 600
-
-
-@pytest.mark.long  # test_cluster's jobs have one that is down
-def test_a_tracking_server_that_is_down_costs_a_warning(
-    tracked_jobs: Callable[[], Jobs], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody answers there
-    run = tracked_jobs()
-    run.write_input([(1, "a")])
-    summary = run.run(id_columns=("id",))
-    assert summary is not None
-    assert (summary.rows_out, summary.mlflow_run_id) == (1, None)
-    assert "Warning: MLflow at http://127.0.0.1:9 failed; the job continues without it" in run.printed
 
 
 @pytest.mark.long  # test_notebooks runs a job within a notebook
 def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goes_on(
-    tracked_jobs: Callable[[], Jobs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracked_run: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store = f"sqlite:///{tmp_path / 'notebook.db'}"
-    run = tracked_jobs()
-    run.write_input([(1, "a")])
+    tracked_run.write_input([(1, "a")])
     mlflow.set_tracking_uri(store)
     try:
         mlflow.set_experiment("of the notebook")
         with mlflow.start_run() as notebook:
-            summary = run.run(id_columns=("id",))
+            summary = tracked_run.run(id_columns=("id",))
             active = mlflow.active_run()
             assert active is not None
             assert active.info.run_id == notebook.info.run_id
             mlflow.log_metric("after", 1.0)
-            run.write_input([(2, "b")])
-            again = run.run(id_columns=("id",))
+            tracked_run.write_input([(2, "b")])
+            again = tracked_run.run(id_columns=("id",))
     finally:
         mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # which unsets the environment's too
-    assert summary is not None
-    assert again is not None
     client = mlflow.MlflowClient(tracking_uri=store)
     runs = {each.info.run_id: each for each in client.search_runs([notebook.info.experiment_id])}
     assert runs.keys() == {notebook.info.run_id, summary.mlflow_run_id, again.mlflow_run_id}
@@ -97,9 +78,9 @@ def test_within_a_notebook_s_run_a_job_is_a_child_run_and_the_notebook_s_run_goe
         assert runs[child].data.tags["mlflow.parentRunId"] == notebook.info.run_id
         assert runs[child].info.status == "FINISHED"
         assert runs[child].data.metrics["total/rows_out"] == 1
-    assert f"child of run {notebook.info.run_id}, at {store}" in run.printed
+    assert f"child of run {notebook.info.run_id}, at {store}" in tracked_run.printed
     assert dict(runs[notebook.info.run_id].data.metrics) == {"after": 1.0}
-    assert not (run.directory / "mlflow").exists()
+    assert not (tracked_run.directory / "mlflow").exists()
 
 
 def test_the_caller_s_environment_is_as_it_was_once_a_run_has_ended(

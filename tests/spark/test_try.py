@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from pipemax.wire import GenerationSpec
@@ -24,11 +22,10 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.job.arguments import OPTIONS
 from pipemax_spark.job.trial import UNUSED, TrialOptions, run_trial
-from pipemax_spark.options import JobOptions
-from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import expected_text, fake_config
+from tests.spark.conftest import Jobs
 from tests.spark.processes import SMALL_SPARK, servers_of
 from tests.waiting import wait_until
 
@@ -51,30 +48,21 @@ def table(spark: Any, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def tried(spark: Any, tmp_path: Path, table: str, own_python: str) -> Trials:
+def tried(run: Jobs, table: str, own_python: str) -> Trials:
     """Runs a trial, and returns what it printed; its engine has ended by then, whatever became of the trial."""
-    defaults = JobOptions(
-        input=table,
-        output="",
-        source=PromptSource(template="Say {text}"),
-        engine={"model": "fake"},
-        generation=GenerationSpec(max_tokens=16),
-        engine_python=own_python,
-        log_dir=tmp_path / "logs",
-    )
 
-    def run(*templates: str, rows: int = 4, once: bool = False, **changes: Any) -> str:
-        printed = StringIO()
-        console = Console(file=printed, width=200)
-        options = TrialOptions(job=replace(defaults, **changes), rows=rows, once=once)
+    def run_with(*templates: str, rows: int = 4, once: bool = False, **changes: Any) -> str:
+        defaults = {"input": table, "output": "", "engine_python": own_python}
+        options = TrialOptions(job=replace(run.defaults, **(defaults | changes)), rows=rows, once=once)
         left = iter(templates)
         try:
-            run_trial(spark, options, Terminal(console), lambda: next(left, None))
+            with run.terminal() as terminal:
+                run_trial(run.spark, options, terminal, lambda: next(left, None))
         finally:
             assert not servers_of(own_python), "no engine stays"
-        return printed.getvalue()
+        return run.printed
 
-    return run
+    return run_with
 
 
 def answers(printed: str) -> list[str]:

@@ -7,8 +7,7 @@ import pytest
 from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import expected_text
-from tests.spark.conftest import Jobs
-from tests.spark.test_incremental import Nights, words
+from tests.spark.conftest import Jobs, Nights, words
 
 
 def counts(run: Jobs, **options: Any) -> tuple[int, int, int, int]:
@@ -47,9 +46,8 @@ def test_the_output_is_the_input_of_another_job_whose_answers_are_read_and_not_k
 @pytest.mark.long  # the first test has two predicates, test_incremental the nights
 @pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_a_nightly_job_with_another_predicate_annotates_rows_that_the_first_skipped(
-    run: Jobs, id_columns: tuple[str, ...]
+    nights: Nights, id_columns: tuple[str, ...]
 ) -> None:
-    nights = Nights(run)
     nights.append(words(0, 10))
     even = {"id_columns": id_columns, "where": "id % 2 = 0"}
     assert nights.run(**even) == (5, 0, 5)

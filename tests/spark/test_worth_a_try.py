@@ -44,7 +44,6 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_combinations_of_columns_are_counted_in_one_pass(spark: Any, rows: Any) -> None:
     with counted(spark) as work:
         counts = count_fields(rows, "{brand} {category}: {body}", "UTC", rows_in=ROWS, reuses=True)
-    assert counts is not None
     assert work.rows_read == ROWS
     expected = rows.where("brand IS NOT NULL")
     assert counts.combinations == {
@@ -54,14 +53,12 @@ def test_combinations_of_columns_are_counted_in_one_pass(spark: Any, rows: Any) 
     assert counts.rows == 1_050
     assert counts.characters == {"brand": 8.0, "category": 12.0, "body": 400.0}
     every = count_fields(rows, "{brand}", "UTC", rows_in=ROWS, reuses=False)
-    assert every is not None
     assert (every.rows, every.combinations) == (2_100, {frozenset({"brand"}): 60})
 
 
 def test_of_many_columns_only_those_that_come_first_are_counted(rows: Any) -> None:
     wide = rows.select(*(F.lit(f"{n}").alias(f"c{n}") for n in range(7)))
     counts = count_fields(wide, "".join(f"{{c{n}}}" for n in range(7)), "UTC", rows_in=ROWS, reuses=False)
-    assert counts is not None
     assert counts.combinations == {frozenset(f"c{n}" for n in range(size)): 1 for size in range(1, 8)}
 
 
@@ -72,7 +69,6 @@ def test_nothing_is_counted_where_no_row_has_a_prompt(rows: Any) -> None:
 def test_a_bounded_number_of_rows_is_counted(spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(field_counts, "LOOKED_AT_ROWS", 400)
     counts = count_fields(rows, "{body}", "UTC", rows_in=ROWS, reuses=False)
-    assert counts is not None
     assert counts.rows <= 400 + 16
 
 

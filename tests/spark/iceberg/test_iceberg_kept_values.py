@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.storage.iceberg import IcebergTable
-from tests.spark.conftest import set_to
 from tests.spark.iceberg.conftest import IcebergJobs
+from tests.spark.spark_work import set_to
 from tests.spark.test_kept_values import SETTINGS, check_kept
 from tests.spark.typed_rows import SCALARS, TypedRows, typed_rows
 

@@ -167,3 +167,9 @@ def test_a_relative_model_means_the_same_in_all_functions(
         "lora": {"r": str(tmp_path / "red")},
     }
     assert engine_config(None, "org/name") == {"model": "org/name"}
+
+
+def test_what_the_driver_may_not_look_into_is_left_to_the_preflight(tmp_path: Path) -> None:
+    """As another user's home; a name that is too long is an error for root as well."""
+    hidden = str(tmp_path / ("long" * 100))
+    assert engine_config({"lora": {"r": hidden}}, hidden) == {"model": hidden, "lora": {"r": hidden}}

@@ -59,6 +59,26 @@ def test_each_feature_adds_its_fields(asked: dict[str, object], fields: list[str
     assert [name for name in names if name not in PLAIN] == fields
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"choice": ("a",)}, "choice has only 'a'; give at least two choices"),
+        ({"choice": ("a", "b", "a")}, "choice has 'a' twice"),
+        ({"choice": ("a", " ")}, "choice has ' ', which is empty or blank"),
+        ({"choice": ("a", "b"), "regex": "a|b"}, "choice and regex are given"),
+        ({"n": 3}, "n is 3 with temperature 0"),
+        ({"attempts": 2}, "attempts is 2 with temperature 0"),
+        ({"attempts_show_error": True}, "attempts_show_error needs attempts above 1"),
+        ({"chat_template_kwargs": "[1]"}, "chat_template_kwargs must be a JSON object"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(asked: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        GenerationSpec(**asked).sampling()  # type: ignore[arg-type]
+
+
 def test_a_row_keeps_its_probabilities_samples_and_thinking() -> None:
     generation = GenerationSpec(
         choice=("a", "b"), logprobs=True, n=3, temperature=1.0, attempts=2, include_reasoning=True

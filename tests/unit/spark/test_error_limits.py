@@ -12,7 +12,6 @@ ERRORS = {"engine_error": (700, "refused"), "empty_prompt": (300, "no prompt")}
 def test_a_larger_share_of_errors_than_allowed_ends_a_job_of_a_thousand_rows() -> None:
     limits = ErrorLimits(max_rate=0.5)
     reason = limits.reason_to_stop(1_999, ERRORS)
-    assert reason is not None
     assert reason.startswith(
         "1,000 of 1,999 rows failed, more than --max-error-rate 0.5 allows. engine_error: 700"
     )
@@ -68,7 +67,6 @@ def test_one_error_ends_a_job_that_is_to_fail_on_errors() -> None:
 
 def test_reasons_quote_no_message_where_messages_may_not_be_shown() -> None:
     reason = ErrorLimits(max_rate=0.5, quotes_rows=False).reason_to_stop(1_999, ERRORS)
-    assert reason is not None
     assert reason.endswith("engine_error: 700 rows; empty_prompt: 300 rows")
     limits = ErrorLimits(max_rate=1.0, fails_on_first=True, quotes_rows=False)
     reason = limits.reason_to_stop(5, {"empty_prompt": (1, "no prompt")})

@@ -18,24 +18,6 @@ _OF_JAVA = """An error occurred while calling o749.save.
 \tat io.delta.exceptions.MetadataChangedException.create(Unknown Source)"""
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (JobFailedError("too many\nerrors"), "too many\nerrors"),
-        (RuntimeError(_OF_A_TASK), "engine_died: the engine server was lost 3 times in a row"),
-        (
-            RuntimeError(_OF_JAVA),
-            "io.delta.exceptions.MetadataChangedException: [DELTA_METADATA_CHANGED] The metadata has been changed.",
-        ),
-        (RuntimeError("\n disk gone \nmore"), "disk gone"),
-        (RuntimeError(), "RuntimeError"),
-    ],
-    ids=["the job's own", "a task's", "Java's", "a first line", "nothing"],
-)
-def test_the_error_sentence_says_what_failed(error: Exception, text: str) -> None:
-    assert failure_text(error) == text
-
-
 class JavaException:
     """What py4j shows of a Java exception."""
 
@@ -99,6 +81,14 @@ Traceback (most recent call last):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
+        (JobFailedError("too many\nerrors"), "too many\nerrors"),
+        (RuntimeError(_OF_A_TASK), "engine_died: the engine server was lost 3 times in a row"),
+        (
+            RuntimeError(_OF_JAVA),
+            "io.delta.exceptions.MetadataChangedException: [DELTA_METADATA_CHANGED] The metadata has been changed.",
+        ),
+        (RuntimeError("\n disk gone \nmore"), "disk gone"),
+        (RuntimeError(), "RuntimeError"),
         (
             OfJavaError(WRITE_FAILED, WRITE_FAILED, ("java.io.IOException", "No space left on device")),
             f"{TOLD_WRITE_FAILED}: java.io.IOException: No space left on device",
@@ -188,5 +178,5 @@ Traceback (most recent call last):
         (OfJavaError(("a.B", None)), "a.B: None"),
     ],
 )
-def test_the_innermost_cause_is_shown(error: Exception, told: str) -> None:
+def test_the_error_sentence_says_what_failed_and_its_innermost_cause(error: Exception, told: str) -> None:
     assert failure_text(error) == told

@@ -47,30 +47,6 @@ def test_time_before_the_job_is_not_counted_as_the_job_s() -> None:
     assert accounts.total() == {"start_up": 9.0, "decode": 7.0, "prefill": 3.0}
 
 
-def test_an_engine_that_began_to_load_before_the_job_counts_from_the_job_s_start() -> None:
-    accounts = TimeAccounts()
-    accounts.add(report(start_up=60.0, waiting_for_input=1.0), job_age_s=21.0)
-    accounts.add(report(start_up=60.0, waiting_for_input=1.0, prefill=4.0), job_age_s=25.0)
-    assert accounts.total() == {"start_up": 20.0, "waiting_for_input": 1.0, "prefill": 4.0}
-
-
-def test_the_drain_at_the_full_rate_is_that_of_this_job() -> None:
-    accounts = TimeAccounts()
-    accounts.add(report(start_up=3.0), job_age_s=3.0)
-    assert accounts.drain_at_full_rate_s() is None, "no engine tells it"
-
-    def add(server: str, drain_s: float, age_s: float, **times: float) -> None:
-        stats = report(server, **times)
-        metrics = {**stats.engine_metrics, "drain_at_full_rate_s": drain_s}
-        accounts.add(replace(stats, engine_metrics=metrics), job_age_s=age_s)
-
-    add("old", 5.0, 2.0, start_up=30.0, decode=100.0)
-    add("old", 5.5, 9.0, start_up=30.0, decode=107.0)
-    add("new", 0.0, 9.0, start_up=5.0)
-    add("new", 0.25, 12.0, start_up=5.0, decode=3.0)
-    assert accounts.drain_at_full_rate_s() == pytest.approx(0.75)
-
-
 def test_the_whole_account_sums_to_the_time_of_all_engines_and_reads_in_one_line() -> None:
     account = whole_account({"start_up": 40.0, "decode": 50.0, "drain": 0.1}, engines=2, seconds=60.0)
     assert sum(account.values()) == pytest.approx(120.0)
@@ -113,33 +89,30 @@ def test_servers_are_told_what_is_left_for_them_once_the_jobs_size_is_known() ->
         collector.expect(900)
         collector.expect(100)
         outlook = outlook_after(collector, report("b", at_s=1.0, job=JobStats(rows_received=200)))
-    assert outlook is not None
     assert (outlook.job_id, outlook.rows_left, outlook.engines) == ("job", 500, 2)
 
 
-def test_only_engines_under_stock_vllm_tell_whether_prompts_say_how_long_answers_are() -> None:
+@pytest.mark.parametrize(
+    ("learned", "earlier", "expected"),
+    [
+        ([], 0.6, 0.6),
+        ([("vllm", None)], 0.6, 0.6),
+        ([("vllm", None), ("pipemax", None)], 0.6, None),
+        ([("vllm", 0.5), ("vllm", 0.3), ("pipemax", -0.9)], 0.9, 0.4),
+        ([("vllm", 0.5), ("vllm", None)], None, 0.5),
+    ],
+)
+def test_engines_under_stock_vllm_or_else_an_earlier_run_say_whether_prompts_tell_how_long_answers_are(
+    learned: list[tuple[str, float | None]], earlier: float | None, expected: float | None
+) -> None:
     with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
-        for server, chosen, correlation in (("a", "vllm", 0.5), ("b", "vllm", 0.3), ("c", "pipemax", -0.9)):
-            stats = report(server, job=JobStats(length_correlation=correlation))
-            assert collector.length_correlation() in (None, 0.5, 0.4)
-            outlook_after(collector, replace(stats, policy={"chosen": chosen}))
-        assert collector.length_correlation(earlier=0.9) == pytest.approx(0.4)
-
-
-def test_until_engines_tell_an_earlier_run_says_whether_prompts_say_how_long_answers_are() -> None:
-    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
-        assert collector.length_correlation(earlier=0.6) == 0.6
-        outlook_after(collector, replace(report("a"), policy={"chosen": "vllm"}))
-        assert collector.length_correlation(earlier=0.6) == 0.6
-        outlook_after(collector, replace(report("b"), policy={"chosen": "pipemax"}))
-        assert collector.length_correlation(earlier=0.6) is None
-
-
-def test_what_another_job_s_rows_were_like_does_not_stand_before_an_earlier_run_of_this_job() -> None:
-    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
-        of_other = {"other": JobStats(length_correlation=0.9), "job": JobStats(rows_done=3)}
-        outlook_after(collector, replace(report("a"), policy={"chosen": "vllm"}, jobs=of_other))
-        assert collector.length_correlation(earlier=-0.6) == -0.6
+        for number, (chosen, correlation) in enumerate(learned):
+            jobs = {
+                "other": JobStats(length_correlation=0.99),
+                "job": JobStats(length_correlation=correlation),
+            }
+            outlook_after(collector, replace(report(f"{number}"), policy={"chosen": chosen}, jobs=jobs))
+        assert collector.length_correlation(earlier=earlier) == pytest.approx(expected)
 
 
 def test_an_earlier_run_is_the_latest_on_the_output_that_has_learned_it(tmp_path: Path) -> None:
@@ -218,7 +191,6 @@ def test_the_driver_counts_the_errors_of_all_tasks_and_no_task_as_an_engine() ->
                 assert collector.totals().rows_error % 2 == 0
         totals, outlook = collector.totals(), collector.outlook()
     assert totals.errors_with_examples == {"response_format": (6, "not JSON")}
-    assert outlook is not None
     assert (outlook.rows_left, outlook.engines, collector.engines()) == (100, 0, 0)
 
 

@@ -51,7 +51,6 @@ def write(tmp_path: Path) -> Any:
 
 def test_a_steady_run_has_its_rate_and_bounds_that_are_that_rate(write: Any) -> None:
     speed = speed_of_run(write(reports([20.0] * 100)), "run")
-    assert speed is not None
     assert (speed.engines, speed.rows_per_s, speed.full_s) == (1, 20.0, 100.0)
     assert speed.interval == (20.0, 20.0)
 
@@ -61,7 +60,6 @@ def test_the_bounds_hold_the_true_rate_in_nearly_all_runs(write: Any) -> None:
     hits = 0
     for _ in range(40):
         speed = speed_of_run(write(reports([float(rng.choice((5, 10, 30))) for _ in range(200)])), "run")
-        assert speed is not None
         assert speed.interval is not None
         low, high = speed.interval
         assert low <= speed.rows_per_s <= high
@@ -77,21 +75,18 @@ def test_time_of_loading_and_of_the_drain_does_not_count(write: Any) -> None:
         for report in reports([2.0] * 50, from_s=81, waiting=0)
     ]
     speed = speed_of_run(write(loading, full, drain), "run")
-    assert speed is not None
     assert (speed.rows_per_s, speed.full_s) == (20.0, 30.0)
 
 
 def test_engines_at_a_time_add_up_and_a_successor_does_not(write: Any) -> None:
     both = [reports([20.0] * 30, server="a"), reports([10.0] * 30, server="b")]
     speed = speed_of_run(write(*both, reports([10.0] * 30, server="b's successor", from_s=31)), "run")
-    assert speed is not None
     assert speed.engines == 2
     assert speed.rows_per_s == pytest.approx(2 * (600 + 300 + 300) / 90)
 
 
 def test_a_run_that_hardly_filled_its_engines_has_a_rate_without_bounds(write: Any) -> None:
     speed = speed_of_run(write(reports([20.0] * 9), reports([10.0] * 9, server="b", waiting=0)), "run")
-    assert speed is not None
     assert speed.interval is None
     assert speed.full_s == 9.0
     assert speed.rows_per_s == 2 * (180 + 90) / 18
@@ -99,7 +94,6 @@ def test_a_run_that_hardly_filled_its_engines_has_a_rate_without_bounds(write: A
 
 def test_questions_of_a_row_count_as_one_row(write: Any) -> None:
     speed = speed_of_run(write(reports([20.0] * 30)), "run", requests_per_row=4)
-    assert speed is not None
     assert speed.rows_per_s == 5.0
 
 
@@ -131,10 +125,8 @@ def test_the_share_of_prompts_is_that_of_the_time_in_which_the_engines_were_full
     for report in again:
         report |= {"metrics": [*begin.items()], "rows_done": report["rows_done"] + 2_000}
     speed = speed_of_run(write(full, again), "run")
-    assert speed is not None
     assert speed.prefill_share == pytest.approx(0.2)
     without = speed_of_run(write(reports([20.0] * 100)), "run")
-    assert without is not None
     assert without.prefill_share is None
 
 

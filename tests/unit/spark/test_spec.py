@@ -1,5 +1,6 @@
 """What makes two specs differ."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.spec import AnnotationSpec
 
 
-def spec(**engine: Any) -> AnnotationSpec:
+def spec(asked: Mapping[str, Any] | None = None, **engine: Any) -> AnnotationSpec:
     return AnnotationSpec.of(
         PreflightReply(model="a-model", model_fingerprint="0123", engine={"chat": "auto", **engine}),
         source=PromptSource(template="Say {text}"),
-        generation=GenerationSpec(max_tokens=16),
+        generation=GenerationSpec(max_tokens=16, **(asked or {})),
         time_zone=None,
     )
 
@@ -40,12 +41,7 @@ def test_a_spec_without_arguments_of_vllm_hashes_as_it_always_did() -> None:
     ],
 )
 def test_whatever_a_job_asks_of_the_model_makes_another_spec(asked: dict[str, Any]) -> None:
-    changed = AnnotationSpec.of(
-        PreflightReply(model="a-model", model_fingerprint="0123", engine={"chat": "auto"}),
-        source=PromptSource(template="Say {text}"),
-        generation=GenerationSpec(max_tokens=16, **asked),
-        time_zone=None,
-    )
+    changed = spec(asked)
     assert changed.hash != spec().hash
     (told,) = changed.changes_from(spec())
     assert told.startswith(f"{next(iter(asked))} was not given, is ")
