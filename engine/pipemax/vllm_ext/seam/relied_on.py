@@ -171,7 +171,8 @@ ATTRIBUTES: dict[str, str] = {
     "vllm.v1.structured_output.request.StructuredOutputRequest": "_grammar",
     "vllm.v1.engine.core.EngineCore": "batch_queue model_executor scheduler step_fn",
     "vllm.v1.worker.gpu.model_runner.GPUModelRunner": "block_tables max_num_reqs req_states",
-    "vllm.v1.worker.gpu.states.RequestState": "req_id_to_index",
+    "vllm.v1.worker.gpu.states.RequestState": "all_token_ids draft_tokens num_speculative_steps req_id_to_index",
+    "vllm.v1.worker.gpu.buffer_utils.StagedWriteTensor": "_staged_write_contents write_contents",
     # Only written to: without the check, a renamed one would go unnoticed.
     "vllm.v1.worker.gpu_worker.AsyncIntermediateTensors": "_comm_postprocess",
     "vllm.v1.worker.gpu_worker.Worker": "model_runner use_v2_model_runner",

@@ -1,5 +1,7 @@
 """Tell vLLM's model runners what they do not ask: where a request's KV is now, and how many requests a step has.
 
+The V2 runner is made cheaper too, where PipeMax does often what stock vLLM does once: adding a request.
+
 The V2 runner keeps the tokens, sampling state and block table of a request in a slot, until the request finishes or is
 preempted. It does not know that a request's KV can be prefetched to other blocks. The scheduler sends such requests as
 resumed, with all their blocks, and here their block tables are overwritten. Everything else in the slot is unchanged.
@@ -7,6 +9,7 @@ resumed, with all their blocks, and here their block tables are overwritten. Eve
 This module knows nothing of slots that run out: the scheduler (``vllm_ext.scheduler.worker_slots``) tracks them.
 """
 
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,6 +38,57 @@ def keep_slots_of_parked(runner: "GPUModelRunnerV2") -> None:
         update_requests(scheduler_output)
 
     runner.update_requests = update_after_prefetches  # type: ignore[method-assign]  # wrapped on purpose
+
+
+class _Tokens(array):  # type: ignore[type-arg]  # array is generic in the stubs only
+    """An array with the method of a list that it lacks."""
+
+    def clear(self) -> None:
+        del self[:]
+
+
+def stage_tokens_as_array(runner: "GPUModelRunnerV2") -> None:
+    """Make a runner gather the tokens of the requests that it adds in an array, in place of vLLM's list.
+
+    A request that comes back after it lost its slot brings all its tokens, as an array. From array to array they are
+    copied; a list would make an object of each token, and convert each again for the device.
+    """
+    tokens = runner.req_states.all_token_ids
+    if (
+        tokens.write_contents is not None
+    ):  # None without pinned memory, where torch makes a tensor of the list
+        assert not tokens._staged_write_contents, "requests are being added"
+        tokens._staged_write_contents = _Tokens("i")  # type: ignore[assignment]  # vLLM extends, reads and clears it
+
+
+class _NoDrafts:
+    """Stands for the drafts of all slots where a slot has none."""
+
+    def __getitem__(self, slot: int) -> "_NoDrafts":
+        return self
+
+    def zero_(self) -> None:
+        pass
+
+
+def clear_no_drafts(runner: "GPUModelRunnerV2") -> None:
+    """Leave out a call on the device for each request that vLLM 0.32 adds: clearing its drafts, which are none.
+
+    Without speculative decoding only; vLLM 0.33 leaves it out itself.
+    """
+    add_requests, states = runner.add_requests, runner.req_states
+    if states.num_speculative_steps:
+        return
+    none: Any = _NoDrafts()
+
+    def add_without_drafts(scheduler_output: SchedulerOutput) -> None:
+        drafts, states.draft_tokens = states.draft_tokens, none
+        try:
+            add_requests(scheduler_output)
+        finally:
+            states.draft_tokens = drafts
+
+    runner.add_requests = add_without_drafts  # type: ignore[method-assign]  # wrapped on purpose
 
 
 def profile_one_step(runner: "GPUModelRunnerV2", max_num_seqs: int) -> None:

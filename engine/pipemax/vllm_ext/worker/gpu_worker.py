@@ -11,9 +11,11 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam.runner_patches import (
+    clear_no_drafts,
     keep_slots_of_parked,
     limited,
     profile_one_step,
+    stage_tokens_as_array,
     watch_received,
 )
 from pipemax.vllm_ext.seam.vllm_types import (
@@ -44,6 +46,8 @@ class PipeMaxGpuWorker(KeepsWholeWindows, AnswersCopyCalls, Worker):
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
             runner = cast("GPUModelRunnerV2", self.model_runner)
             keep_slots_of_parked(runner)
+            stage_tokens_as_array(runner)
+            clear_no_drafts(runner)
             profile_one_step(runner, self._step_requests)
 
     @property
