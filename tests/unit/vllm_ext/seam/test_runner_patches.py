@@ -9,7 +9,7 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401  # puts plain memory in place of pinned memory
 from vllm.v1.worker.gpu.states import RequestState
 
-from pipemax.vllm_ext.seam.runner_patches import stage_tokens_as_array
+from pipemax.vllm_ext.seam.runner_patches import clear_no_drafts, stage_tokens_as_array
 
 
 class Unread(array):  # type: ignore[type-arg]
@@ -62,3 +62,23 @@ def test_a_new_request_s_list_of_tokens_is_staged_as_by_vllm() -> None:
     tokens.clear_staged_writes()
     add(ours, "c", [8, 9], prompt_len=2)
     assert staged(ours) == [8, 9]
+
+
+def test_adding_a_request_makes_no_call_for_drafts_that_there_are_none_of() -> None:
+    class Drafts:
+        num_calls = 0
+
+        def __getitem__(self, slot: int) -> torch.Tensor:
+            Drafts.num_calls += 1
+            return torch.empty(0)
+
+    one = runner()
+    drafts: Any = Drafts()
+    one.req_states.draft_tokens = drafts
+    one.add_requests = lambda name: add(one, name, [1], prompt_len=1)
+    one.add_requests("stock")
+    assert Drafts.num_calls == 1
+    clear_no_drafts(one)
+    one.add_requests("ours")
+    assert Drafts.num_calls == 1
+    assert one.req_states.draft_tokens is drafts
