@@ -90,6 +90,14 @@ def test_a_request_that_lost_its_slot_is_sent_in_as_many_parts_however_long_it_i
     assert num_parts(5_000) == num_parts(3)
 
 
+def test_a_token_that_is_sent_again_takes_four_bytes_of_the_message() -> None:
+    def num_bytes(num_tokens: int) -> int:
+        request = make_request("a", [70_000] * num_tokens, max_tokens=4)
+        return len(pickle.dumps(WorkerState(4).resend(request, ([0],)), pickle.HIGHEST_PROTOCOL))
+
+    assert num_bytes(5_000) - num_bytes(3_000) == 4 * 2_000
+
+
 def test_a_request_that_is_sent_again_has_the_tokens_that_it_got_since() -> None:
     workers = WorkerState(4)
     request = make_request("a", [1, 2, 3], max_tokens=9)
