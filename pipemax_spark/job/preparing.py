@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
+from pipemax_spark.errors import JobFailedError
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
-from pipemax_spark.job.recovery import annotated_rows, spooled_rows, without_completions
+from pipemax_spark.job.recovery import SpoolRecovery
 from pipemax_spark.job.resuming import resuming_of
-from pipemax_spark.request.columns import without_request_columns
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
@@ -235,21 +234,10 @@ class Preparing:
         self, claim: Claim, outcomes: Outcomes, run: LeftRun, left: "DataFrame"
     ) -> "tuple[int, DataFrame]":
         """Commit those of the rows that the run's spool has completed; return their number and the others."""
-        job, plan, columns = self._job, self._job.checked.plan, self._job.options.request_columns
         chunk = self.next_chunk
         self.next_chunk += 1
-        keyed = columns.for_output(without_request_columns(columns.add_with_keys(left)))
-        completed = spooled_rows(job.spark, keyed, run, questions=len(plan.questions))
-        spooled = self._written(f"recovered-{chunk}", completed)
-        transaction = claim.recovery(chunk, dead_run_id=run.run_id)
-        try:
-            rows_kept = outcomes.commit(annotated_rows(spooled, run, plan=plan), transaction)
-        except CommitRefusedError as error:
-            raise TakenOverError(claim.taken_over()) from error
-        num_rows: int = spooled.count()
-        claim.landed(transaction, expected_rows=num_rows + rows_kept)
-        job.terminal.say("", f"{num_rows:,} rows that run {run.run_id} had completed were committed now")
-        left = job.remaining.without(left, without_completions(spooled))
+        path = self._job.work.rows_path(self._number, f"recovered-{chunk}")
+        num_rows, left = SpoolRecovery(self._job, claim, outcomes).commit(left, run, chunk=chunk, path=path)
         self._is_empty = self._is_empty and num_rows == 0
         if num_rows:
             self.recovered_runs.append(run.run_id)

@@ -7,20 +7,53 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipemax.wire import COMPLETION_SCHEMA
+from pipemax_spark.errors import CommitRefusedError, TakenOverError
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.spool import KEY, SPOOL_SCHEMA
 from pipemax_spark.executor.task import Annotator, QuestionAnnotator, TaskPlan
+from pipemax_spark.job.job import Job
+from pipemax_spark.job.outcomes import Outcomes, written
+from pipemax_spark.request.columns import without_request_columns
 from pipemax_spark.rows.annotated import annotated_schema
 from pipemax_spark.rows.row_identity import occurrence
 from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.spark.helper_columns import map_rows, name_in
 from pipemax_spark.spark.sql import quoted
+from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.hadoop import LITERAL_PATH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _COMPLETION, _OCCURRENCE = "__pipemax_completion", "__pipemax_occurrence"
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolRecovery:
+    """Commits what dead runs had completed, for one run that has claimed the output."""
+
+    job: Job
+    claim: Claim
+    outcomes: Outcomes
+
+    def commit(self, left: "DataFrame", run: LeftRun, *, chunk: int, path: str) -> "tuple[int, DataFrame]":
+        """Commit those of the rows ``left`` that the run's spool has completed; return their number and the others.
+
+        ``chunk`` is an unused chunk number, ``path`` a directory for the rows in transit.
+        """
+        job, plan, columns = self.job, self.job.checked.plan, self.job.options.request_columns
+        keyed = columns.for_output(without_request_columns(columns.add_with_keys(left)))
+        rows = spooled_rows(job.spark, keyed, run, questions=len(plan.questions))
+        spooled = written(job.spark, rows, path)
+        transaction = self.claim.recovery(chunk, dead_run_id=run.run_id)
+        try:
+            rows_kept = self.outcomes.commit(annotated_rows(spooled, run, plan=plan), transaction)
+        except CommitRefusedError as error:
+            raise TakenOverError(self.claim.taken_over()) from error
+        num_rows: int = spooled.count()
+        self.claim.landed(transaction, expected_rows=num_rows + rows_kept)
+        job.terminal.say("", f"{num_rows:,} rows that run {run.run_id} had completed were committed now")
+        return num_rows, job.remaining.without(left, without_completions(spooled))
 
 
 def spooled_rows(
