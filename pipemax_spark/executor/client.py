@@ -346,7 +346,6 @@ def session_header(options: EngineOptions, task: str, executor: Executor) -> Ses
     return SessionHeader(
         job_id=options.job_id,
         task=task,
-        client=ProcessIdentity.of_this_process(),
         daemon=executor.daemon,
         engine=dict(options.engine),
         generation=options.generation,

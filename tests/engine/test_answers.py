@@ -8,23 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipemax.api import Completion, GenerationRequest, OfflineEngine, Sampling
+from pipemax.api import OfflineEngine, Sampling
 from pipemax.wire import ErrorCode
 from tests.engine.conftest import DEMO_MODEL
-from tests.engine.test_offline_engine import SCHEMA, demo_prompts, run
+from tests.engine.test_offline_engine import SCHEMA, ask, demo_prompts
 
 LABELS: list[str] = json.loads(SCHEMA)["properties"]["section"]["enum"]
 ANSWERS = tuple(f'{{"section": "{label}"}}' for label in LABELS)
 THINKS = json.dumps({"thinking": True})
-
-
-def ask(engine: OfflineEngine, prompts: list[str], **sampling: Any) -> list[Completion]:
-    requests = [
-        GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(**sampling))
-        for i, prompt in enumerate(prompts)
-    ]
-    completions = run(engine, *requests)
-    return [completions[str(i)] for i in range(len(prompts))]
 
 
 def log_probabilities(prompt: str, tokens: list[int]) -> torch.Tensor:
@@ -153,16 +144,22 @@ def test_marks_of_thinking_in_a_row_s_text_do_not_end_it(engine: OfflineEngine) 
         assert (completion.reasoning is None, completion.text in ("up", "down")) == (False, True)
 
 
-def test_vllm_s_parsers_split_what_their_models_write() -> None:
+def for_parsers(*marks: str) -> tuple[Any, Any]:
+    """vLLM's config of the demo model, and its tokenizer with these tokens."""
     from vllm.config import ModelConfig, VllmConfig
 
+    config = VllmConfig()
+    config.model_config = ModelConfig(str(DEMO_MODEL))
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    tokenizer.add_tokens(list(marks))
+    return config, tokenizer
+
+
+def test_vllm_s_parsers_split_what_their_models_write() -> None:
     from pipemax.answers.asks import Reply
     from pipemax.vllm_ext.engine.thinking import VllmThinking
 
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    tokenizer.add_tokens(["<think>", "</think>"])
-    config = VllmConfig()
-    config.model_config = ModelConfig(str(DEMO_MODEL))
+    config, tokenizer = for_parsers("<think>", "</think>")
     for name, output in {
         "qwen3": "<think>\nhmm, so\n</think>\n\nnet",
         "deepseek_r1": "hmm, so</think>net",
@@ -187,27 +184,14 @@ def test_vllm_s_parsers_split_what_their_models_write() -> None:
 
 
 def test_marks_of_thinking_in_a_row_s_text_are_text_for_each_of_vllm_s_parsers() -> None:
-    from vllm.config import ModelConfig, VllmConfig
     from vllm.reasoning import ReasoningParserManager
 
     from pipemax.answers.asks import Reply
     from pipemax.vllm_ext.engine.thinking import VllmThinking
 
-    config = VllmConfig()
-    config.model_config = ModelConfig(str(DEMO_MODEL))
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    tokenizer.add_tokens(
-        [
-            "<think>",
-            "</think>",
-            "<mm:think>",
-            "</mm:think>",
-            "<seed:think>",
-            "</seed:think>",
-            "<|channel>",
-            "<channel|>",
-        ]
-    )
+    kinds = ("think>", "mm:think>", "seed:think>")
+    marks = [f"{begin}{kind}" for kind in kinds for begin in ("<", "</")]
+    config, tokenizer = for_parsers(*marks, "<|channel>", "<channel|>")
 
     def chat(content: str, begin: str = "") -> list[int]:
         turns = [{"role": "user", "content": content}]
@@ -249,14 +233,9 @@ def test_marks_of_thinking_in_a_row_s_text_are_text_for_each_of_vllm_s_parsers()
 
 
 def test_a_row_s_text_at_the_end_of_a_prompt_is_text_where_the_template_begins_no_turn() -> None:
-    from vllm.config import ModelConfig, VllmConfig
-
     from pipemax.vllm_ext.engine.thinking import VllmThinking
 
-    config = VllmConfig()
-    config.model_config = ModelConfig(str(DEMO_MODEL))
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    tokenizer.add_tokens(["<think>", "</think>"])
+    config, tokenizer = for_parsers("<think>", "</think>")
     tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
     ended = tokenizer.encode("think </think>", add_special_tokens=False)
     assert not VllmThinking(config, tokenizer, name="deepseek_r1").is_over(ended, Sampling())

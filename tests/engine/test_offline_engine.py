@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -43,38 +44,33 @@ def run(engine: OfflineEngine, *requests: GenerationRequest) -> dict[str, Comple
     return by_id
 
 
+def ask(engine: OfflineEngine, prompts: list[str], **sampling: Any) -> list[Completion]:
+    """The completions of the prompts, in their order."""
+    requests = [
+        GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(**sampling))
+        for i, prompt in enumerate(prompts)
+    ]
+    completions = run(engine, *requests)
+    return [completions[str(i)] for i in range(len(prompts))]
+
+
 def test_greedy_tokens_equal_those_of_transformers(engine: OfflineEngine) -> None:
     prompts = demo_prompts(24)
-    completions = run(
-        engine,
-        *(
-            GenerationRequest(request_id=str(i), prompt=prompt, sampling=Sampling(max_tokens=24))
-            for i, prompt in enumerate(prompts)
-        ),
-    )
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
-    for i, prompt in enumerate(prompts):
+    for prompt, completion in zip(prompts, ask(engine, prompts, max_tokens=24), strict=True):
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
         )
         generated = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :]
-        assert completions[str(i)].token_ids == tuple(generated.tolist()), prompt
-        assert completions[str(i)].prompt_tokens == len(ids)
+        assert completion.token_ids == tuple(generated.tolist()), prompt
+        assert completion.prompt_tokens == len(ids)
 
 
 def test_a_schema_is_obeyed_whatever_the_prompt(engine: OfflineEngine) -> None:
     sections = json.loads(SCHEMA)["properties"]["section"]["enum"]
-    completions = run(
-        engine,
-        *(
-            GenerationRequest(
-                request_id=str(i), prompt=text, sampling=Sampling(max_tokens=40, response_format=SCHEMA)
-            )
-            for i, text in enumerate(["Sing a song.", "{}{}{", "<|end|>", "日本語", "Package: libfoo-dev"])
-        ),
-    )
-    for completion in completions.values():
+    prompts = ["Sing a song.", "{}{}{", "<|end|>", "日本語", "Package: libfoo-dev"]
+    for completion in ask(engine, prompts, max_tokens=40, response_format=SCHEMA):
         assert completion.text is not None
         section = json.loads(completion.text)["section"]
         assert section in sections
@@ -196,8 +192,8 @@ def test_under_stock_vllm_a_row_takes_the_room_of_outputs_like_those_before_it(e
     assert engine.stats().metrics["max_num_seqs"] == 32
     if engine.policy_choice.chosen is not ChosenPolicy.VLLM:
         return  # its scheduler reports the host pool's room
-    short, long = Sampling(max_tokens=4), Sampling(max_tokens=400, temperature=2.0, stop=("\0",))
-    run(engine, *(GenerationRequest(request_id=f"{i}", prompt="x", sampling=short) for i in range(100)))
+    long = Sampling(max_tokens=400, temperature=2.0, stop=("\0",))
+    ask(engine, ["x"] * 100, max_tokens=4)
     room = engine.admission_credit_tokens()
     engine.submit([GenerationRequest(request_id="long", prompt="x", sampling=long)])
     taken = room - engine.admission_credit_tokens()

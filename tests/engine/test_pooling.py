@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
 from pipemax.config import EngineConfig
 from pipemax.serve.preflight_checks import preflight
-from pipemax.wire import PAIR, ErrorCode, GenerationSpec, PreflightReply, PreflightRequest, SessionErrorCode
+from pipemax.wire import PAIR, ErrorCode, GenerationSpec, PreflightReply, PreflightRequest
 from tests.engine.conftest import DEFAULTS, DEMO_MODEL
 from tests.parity.make_model import VOCABULARY, make_tokenizer
 
@@ -165,27 +165,11 @@ def test_a_preflight_counts_texts_as_they_are_and_refuses_a_task_that_does_not_f
     assert (reply.row_lengths, reply.expected_rows) == (None, None)
     assert reply.engine["task"] == "embed"
     assert preflight_reply({"task": "embed"}, task="embed", truncate=True).prompt_tokens[2] == LONGEST
-    for engine, generation, code, reason in [
-        (
-            {"task": "classify"},
-            {"task": "classify"},
-            SessionErrorCode.INVALID_ENGINE_CONFIG,
-            "has no classes",
-        ),
-        ({"task": "embed"}, {}, SessionErrorCode.INVALID_GENERATION, "the job's task is generate"),
-        (
-            {"task": "embed"},
-            {"task": "embed", "n": 2},
-            SessionErrorCode.INVALID_GENERATION,
-            "n has no meaning",
-        ),
-        (
-            {"task": "embed", "policy": "pipemax"},
-            {"task": "embed"},
-            SessionErrorCode.INVALID_ENGINE_CONFIG,
-            "policy pipemax has nothing to schedule",
-        ),
+    embed, pipemax = {"task": "embed"}, {"task": "embed", "policy": "pipemax"}
+    for engine, generation, reason in [
+        ({"task": "classify"}, {"task": "classify"}, "has no classes"),
+        (embed, {}, "the job's task is generate"),
+        (embed, {"task": "embed", "n": 2}, "n has no meaning"),
+        (pipemax, embed, "policy pipemax has nothing to schedule"),
     ]:
-        refused = preflight_reply(engine, **generation)
-        assert refused.error_code == code
-        assert reason in refused.error
+        assert reason in preflight_reply(engine, **generation).error

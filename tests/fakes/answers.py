@@ -31,10 +31,8 @@ class FakeThinking:
         )
 
 
-def answered(
-    request: GenerationRequest, text: str, *, prompt_tokens: int, thinks: bool, invalid_asks: int
-) -> Completion:
-    """Return the row's completion. ``text`` is its answer, the first ``invalid_asks`` asks get an invalid one."""
+def answered(request: GenerationRequest, text: str, *, prompt_tokens: int, thinks: bool) -> Completion:
+    """Return the row's completion. ``text`` is its answer."""
     thinking = FakeThinking() if thinks else None
     tools = RowTools(
         encode=lambda shown: Prompt(
@@ -44,24 +42,21 @@ def answered(
         thinking=thinking,
     )
     row = Row(request, Prompt([1] * prompt_tokens), tools)
-    waiting, num_asks = row.begin(), 0
+    waiting = row.begin()
     while waiting:
         ask = waiting.pop(0)
-        num_asks += 1
-        reply = _chosen(ask, text) if ask.allowed else _written(ask, text, num_asks <= invalid_asks, thinking)
+        reply = _chosen(ask, text) if ask.allowed else _written(ask, text, thinking)
         waiting += row.take(ask.ask_id, reply)
     assert row.completion is not None
     return row.completion
 
 
-def _written(ask: Ask, text: str, is_invalid: bool, thinking: FakeThinking | None) -> Reply:
+def _written(ask: Ask, text: str, thinking: FakeThinking | None) -> Reply:
     sampling = ask.sampling
     if sampling.choice:
         text = sampling.choice[_number(text, ask.seed) % len(sampling.choice)]
     if sampling.n > 1 and not sampling.is_constrained:
         text = f"{text} {_number(text, ask.seed) % 3}"
-    if is_invalid:
-        text = "not valid"
     if thinking is not None and not thinking.is_over(ask.prompt.token_ids, sampling):
         text = f"thinking about {text} {END_OF_THINKING} {text}"
     words = text.split(" ")

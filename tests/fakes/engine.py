@@ -10,13 +10,12 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[gpu-once PATH]]``: likewise, by a fault of a GPU; ``[[assert]]``: by an assertion of a kernel;
 - ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
-- ``[[error]]``: this row alone fails; ``[[invalid N]]``: the first N asks of this row get an invalid answer;
+- ``[[error]]``: this row alone fails;
 - ``[[log LINES]]``: the engine logs one line so often; ``[[print LINES]]``: a process of it prints so many;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[lora]]``, its adapter; for ``[[environ]]``, the server's
   environment as JSON; for ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import heapq
@@ -49,7 +48,6 @@ from tests.fakes.settings import GPU_FAULT, KERNEL_ASSERTION, FakeOptions
 
 log = logging.getLogger(__name__)
 
-_INVALID = re.compile(r"\[\[invalid (\d+)\]\]")
 _MARK = re.compile(r"\[\[([a-z-]+)(?: ([^\]]+))?\]\]")
 DEFAULT_MAX_MODEL_LEN = 4_096
 
@@ -83,7 +81,6 @@ class FakeEngine(IdleEngine):
         _wait_for_others(self._options)
         if self._options.start_error is not None:
             raise EngineStartError(self._options.start_error)
-        self._speed = _claim_speed(self._options)
         self._changed = threading.Condition()
         self._queue: list[tuple[int, int, str, Completion]] = []  # a heap: (window, shuffle, id, completion)
         self._in_flight: set[str] = set()
@@ -143,16 +140,11 @@ class FakeEngine(IdleEngine):
             heapq.heapify(self._queue)
 
     def admission_credit_tokens(self) -> int:
-        if self._options.room_rows is not None:
-            return self._options.room_rows - len(self._in_flight)  # a row counts as one token
         return self._options.admission_credit_tokens
 
     def stats(self) -> EngineStats:
         running = len(self._in_flight)
         metrics = {"child_pid": float(self._child.pid)} if self._child else {}
-        metrics["speed"] = self._speed
-        if self._options.room_rows is not None:
-            metrics["kv_tokens_per_request"] = 1.0
         metrics |= {name: float(value) for name, value in dataclasses.asdict(self.counts).items()}
         if self._prefix_words:
             metrics["prefix_cache_hit_rate"] = self._prefix_hits / self._prefix_words
@@ -209,7 +201,7 @@ class FakeEngine(IdleEngine):
         ends_s = now_s + slow_s + self._options.latency_s * (1 + shuffle / 2**32)
         if self._options.tokens_per_s is not None:
             self._busy_until_s = max(self._busy_until_s, now_s)
-            self._busy_until_s += completion.completion_tokens / (self._speed * self._options.tokens_per_s)
+            self._busy_until_s += completion.completion_tokens / self._options.tokens_per_s
             ends_s = max(ends_s, self._busy_until_s)
         return int(ends_s / self._options.window_s), shuffle, completion.request_id, completion
 
@@ -233,15 +225,8 @@ class FakeEngine(IdleEngine):
         text, slow_s = self._text(request, prompt)
         if text is None:
             return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0
-        invalid = _INVALID.search(prompt)
-        completion = answered(
-            request,
-            text,
-            prompt_tokens=prompt_tokens,
-            thinks=self._config.reasoning_parser is not None,
-            invalid_asks=int(invalid[1]) if invalid else 0,
-        )
-        return completion, slow_s
+        thinks = self._config.reasoning_parser is not None
+        return answered(request, text, prompt_tokens=prompt_tokens, thinks=thinks), slow_s
 
     def _seen(self, part: str | Image) -> str:
         if isinstance(part, str):
@@ -263,8 +248,6 @@ class FakeEngine(IdleEngine):
         if "[[" in prompt:
             for name, argument in _MARK.findall(prompt):
                 match name:
-                    case "invalid":
-                        pass
                     case "slow":
                         slow_s = float(argument)
                     case "error":
@@ -370,11 +353,3 @@ def _wait_for_others(options: FakeOptions) -> None:
         if time.monotonic() > deadline_s:
             raise EngineStartError(f"it is the only one of {count} engines that starts")
         time.sleep(0.02)
-
-
-def _claim_speed(options: FakeOptions) -> float:
-    for number, speed in enumerate(options.speeds if options.speed_claims else ()):
-        with contextlib.suppress(FileExistsError):
-            (Path(options.speed_claims or "") / str(number)).mkdir()
-            return speed
-    return 1.0

@@ -93,20 +93,17 @@ def _preflight(text: bytes) -> bytes:
     from pipemax.checkpoint.model_tasks import check_tasks
     from pipemax.config import EngineConfig
     from pipemax.node.gpus import pipeline_parallel_size, visible_gpus
-    from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest, SessionErrorCode
+    from pipemax.wire import PACKAGE_VERSION, PreflightReply, PreflightRequest
     from tests.fakes.engine import DEFAULT_MAX_MODEL_LEN, count_tokens
 
     request = PreflightRequest.from_bytes(text)
     try:
         config = EngineConfig.parse(request.engine)
         pipeline_parallel_size(config, num_gpus=len(visible_gpus(os.environ)))
-    except ValueError as error:
-        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=str(error)).to_bytes()
-    try:
         for generation in (request.generation, *request.questions):
             check_tasks(config, [generation.sampling()])
     except ValueError as error:
-        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error)).to_bytes()
+        return PreflightReply(error=str(error)).to_bytes()
     system = f"{request.generation.system} " if request.generation.system else ""
     prompts = [f"{system}{_text(one)}" for one in request.requests]
     counts = [count_tokens(prompt) for prompt in prompts]
@@ -115,7 +112,6 @@ def _preflight(text: bytes) -> bytes:
         model=config.model,
         model_fingerprint=hashlib.sha256(f"{config.model}@{config.revision}".encode()).hexdigest()[:16],
         max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
-        has_chat_template=True,
         prompt_tokens=counts,
         shared_prefix_tokens=_shared_words(prompts),
         output_tokens=[request.generation.max_tokens] * len(counts),

@@ -1,7 +1,6 @@
 """How the fake engine is told to behave, and what it answers."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal
 
 # In the words of torch 2.
@@ -26,12 +25,6 @@ class FakeOptions:
     """Shortest time of a row; the longest is twice that, by its prompt."""
     tokens_per_s: float | None = None
     """Throughput of the whole engine, all rows together; none is as fast as can be."""
-    speeds: Sequence[float] = ()
-    """Factors of ``tokens_per_s``: the first engine to start takes the first, and so on; those beyond have 1."""
-    speed_claims: str | None = None
-    """An empty directory in which engines note which factor they took."""
-    room_rows: int | None = None
-    """Rows that it has room for, which it tells by its admission credit; ``admission_credit_tokens`` unless said."""
     held_by: str | None = None
     """A file: while it exists, rows end one by one, ``held_row_s`` after one another."""
     held_row_s: float = 0.05

@@ -156,7 +156,6 @@ def test_the_server_refuses_a_client_of_another_version(shared_engine_python: st
     newer = SessionHeader(
         job_id="job",
         task="task",
-        client=own,
         daemon=own,
         engine={},
         wire_version=99,

@@ -25,7 +25,6 @@ from pipemax.wire import (
 HEADER = SessionHeader(
     job_id="job",
     task="stage 1 partition 2 attempt 0",
-    client=ProcessIdentity(pid=10, start_ticks=20),
     daemon=ProcessIdentity(pid=9, start_ticks=19),
     engine={"model": "m", "vllm": {"a": [1, 2]}},
     generation=GenerationSpec(
@@ -59,7 +58,7 @@ def test_messages_come_back_equal() -> None:
         engine={"model": "m"}, generation=HEADER.generation, requests=[{"prompt": "a"}, {"prompt": None}]
     )
     assert PreflightRequest.from_bytes(request.to_bytes()) == request
-    reply = PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error="e", prompt_tokens=[1])
+    reply = PreflightReply(error="e", prompt_tokens=[1])
     assert PreflightReply.from_bytes(reply.to_bytes()) == reply
 
 

@@ -21,9 +21,6 @@ class RowBook:
         self._rows: dict[str, Row | PooledRow] = {}
         self._row_of: dict[str, tuple[str, Row | PooledRow]] = {}  # ask → its row, with the row's id
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def open(self, request_id: str, row: Row | PooledRow) -> list[Ask] | Completion:
         """Return the first asks of a row, or its error."""
         try:

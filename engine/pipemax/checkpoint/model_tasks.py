@@ -56,7 +56,7 @@ def _refusal(config: EngineConfig, model_config: "PreTrainedConfig") -> str | No
         case "generate":
             if classifies:
                 return f"({name}) classifies and cannot generate; give the task classify or score (--task)"
-            if _EMBEDS.search(name) or (generates and _is_sentence_transformer(config)):
+            if _EMBEDS.search(name) or (generates and "Pooling" in _module_types(config)):
                 return (
                     f"({name}) is an embedding model and cannot generate; give the task embed (--task embed)"
                 )
@@ -94,10 +94,6 @@ def _embedding_size(config: EngineConfig, model_config: "PreTrainedConfig") -> i
         return int(size)
     size = getattr(model_config.get_text_config(), "hidden_size", None)
     return None if size is None or "Dense" in _module_types(config) else int(size)
-
-
-def _is_sentence_transformer(config: EngineConfig) -> bool:
-    return "Pooling" in _module_types(config)
 
 
 def _module_types(config: EngineConfig) -> set[str]:

@@ -77,7 +77,13 @@ class PromptEncoder:
         if self._is_chat(request):
             request, mark = self.marked(request)
         text = self._rendered(request)
-        return text if isinstance(text, RequestError) else self._tokenize(text, request, mark)
+        if isinstance(text, RequestError):
+            return text
+        # A rendered chat holds its own special tokens; a plain prompt gets the tokenizer's (such as <s>).
+        token_ids = self.tokenized(text, mark, add_special_tokens=not self._is_chat(request))
+        if isinstance(token_ids, RequestError):
+            return token_ids
+        return self.fault_of_length(token_ids) or token_ids
 
     def render(self, request: GenerationRequest) -> str | RequestError:
         """Return the text that is tokenized, or why there is none."""
@@ -104,12 +110,6 @@ class PromptEncoder:
                 message="messages and system prompts need a chat template, which this model's tokenizer lacks",
             )
         return self.fault_of_messages(request)
-
-    def _rendered(self, request: GenerationRequest) -> str | RequestError:
-        if not self._is_chat(request):
-            assert request.prompt is not None
-            return request.prompt
-        return self._render_chat(request)
 
     def _is_chat(self, request: GenerationRequest) -> bool:
         return request.messages is not None or request.system is not None or self._wraps_prompts
@@ -144,7 +144,10 @@ class PromptEncoder:
         fault = fault_of_fields(request.messages or (), getattr(self._tokenizer, "chat_template", None))
         return None if fault is None else RequestError(code=ErrorCode.INVALID_PROMPT, message=fault)
 
-    def _render_chat(self, request: GenerationRequest) -> str | RequestError:
+    def _rendered(self, request: GenerationRequest) -> str | RequestError:
+        if not self._is_chat(request):
+            assert request.prompt is not None
+            return request.prompt
         turns: list[dict[str, Any]] = (
             [] if request.system is None else [{"role": "system", "content": request.system}]
         )
@@ -169,13 +172,6 @@ class PromptEncoder:
                 code=ErrorCode.INVALID_PROMPT,
                 message=f"the model's chat template refused the messages: {error}",
             )
-
-    def _tokenize(self, text: str, request: GenerationRequest, mark: str | None) -> list[int] | RequestError:
-        # A rendered chat holds its own special tokens; a plain prompt gets the tokenizer's (such as <s>).
-        token_ids = self.tokenized(text, mark, add_special_tokens=not self._is_chat(request))
-        if isinstance(token_ids, RequestError):
-            return token_ids
-        return self.fault_of_length(token_ids) or token_ids
 
     def tokenized(
         self, text: str, mark: str | None, *, add_special_tokens: bool = False

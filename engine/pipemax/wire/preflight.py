@@ -5,7 +5,6 @@ from typing import Any
 
 from pipemax.wire.generation_spec import GenerationSpec
 from pipemax.wire.message import Message
-from pipemax.wire.session import SessionErrorCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,6 @@ class PreflightRequest(Message):
 class PreflightReply(Message):
     """The reply that ``python -m pipemax preflight`` writes to standard output: one JSON line."""
 
-    error_code: SessionErrorCode | None = None
     error: str = ""
     """One sentence that gives the value and the remedy; empty if engine and generation are fine."""
     model: str = ""
@@ -44,7 +42,6 @@ class PreflightReply(Message):
     """Changes when the model's files change, wherever they are: for a local directory a digest of names, sizes, whole
     small files and samples of large ones; for a hub name the resolved revision."""
     max_model_len: int = 0
-    has_chat_template: bool = False
     prompt_tokens: list[int] = field(default_factory=list)
     """Tokens of each of the requests as the engine would see it, system message and chat template included; 0 for one
     that would end as an error."""

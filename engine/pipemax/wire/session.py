@@ -56,10 +56,8 @@ class SessionHeader(Message):
     """Groups the statistics of all sessions of one job."""
     task: str
     """A description to show, such as ``stage 3 partition 17 attempt 0``."""
-    client: ProcessIdentity
-    """The Python worker; the session ends with it."""
     daemon: ProcessIdentity
-    """The Python daemon above it; the server ends when all known daemons are gone."""
+    """The Python daemon above the client; the server ends when all known daemons are gone."""
     engine: dict[str, Any]
     """An EngineConfig, unvalidated."""
     generation: GenerationSpec = field(default_factory=GenerationSpec)

@@ -65,8 +65,6 @@ class ServerStats(Message):
     """``starting`` | ``loading`` | ``ready`` | ``failed`` | ``stopping``."""
     detail: str = ""
     """What to show the user: what the server is loading, or why it failed."""
-    engine_id: str = ""
-    """A digest of the loaded engine's config; empty while there is none."""
     engine_starts: int = 0
     phase: str = "idle"
     """``idle`` | ``prefill`` | ``decode`` | ``mixed``."""

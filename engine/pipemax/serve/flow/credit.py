@@ -211,10 +211,6 @@ class StreamCredit:
                 window._running_rows -= self.rows.running
 
     @property
-    def running_rows(self) -> int:
-        return self.rows.running
-
-    @property
     def is_low(self) -> bool:
         """Whether more would be granted if the window had room."""
         return self.rows.unused <= self._window.limits.chunk_rows // 2
