@@ -5,7 +5,7 @@ them and chooses the limits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -27,9 +27,9 @@ class StepLimits:
     """Rows that run at the same time. With fewer than run at present, the others go on until they end."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}, must be at least 1")
+        for limit in fields(self):
+            if getattr(self, limit.name) < 1:
+                raise ValueError(f"{limit.name} is {getattr(self, limit.name)}, must be at least 1")
 
     def within(self, ceiling: "StepLimits") -> "StepLimits":
         """Return these limits, none of them above ``ceiling``."""
@@ -64,6 +64,10 @@ class TuningFacts:
     """The file that keeps the tunings of engines like it: this model, GPU, layout and version of vLLM."""
 
 
+def _no_counts() -> Counts:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecords:
     """Successive steps of an engine that computed anything, oldest first: arrays of shape (steps,)."""
@@ -82,6 +86,8 @@ class StepRecords:
     """Rows that were preempted for it."""
     seconds: Seconds
     """Since the output of the step before; NaN if the engine had nothing to do in between, and for its first step."""
+    outputs_so_far: Counts = field(default_factory=_no_counts)
+    """Output tokens of each row that ran when the records were taken, shape (rows,); may be left out."""
     dropped: int = 0
     """Steps before these of which there is no record, because nobody took it in time."""
 
@@ -108,7 +114,9 @@ class StepRecords:
         count = len(arrays["seconds"])
         excess = 0 if newest is None else max(0, count - newest)
         dropped = sum(part.dropped for part in parts) + excess
-        return cls(**{name: array[excess:] for name, array in arrays.items()}, dropped=dropped)
+        outputs = next((part.outputs_so_far for part in reversed(parts) if len(part)), _no_counts())
+        steps = {name: array[excess:] for name, array in arrays.items()}
+        return cls(**steps, outputs_so_far=outputs, dropped=dropped)
 
     def since(self, first: int) -> Self:
         """Return the steps from the one with this index on."""
@@ -118,16 +126,20 @@ class StepRecords:
         """Return plain values, which ``from_plain`` reads: a list for each array, NaN as None."""
         lists: dict[str, Any] = {name: getattr(self, name).tolist() for name in _ARRAYS}
         lists["seconds"] = [None if second != second else second for second in lists["seconds"]]
-        return {**lists, "dropped": self.dropped}
+        return {**lists, "outputs_so_far": self.outputs_so_far.tolist(), "dropped": self.dropped}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Self:
         """Return the records of these plain values; a missing list is an empty one."""
         counts = {
-            name: np.array(values.get(name, []), dtype=np.int64) for name in _ARRAYS if name != "seconds"
+            name: np.array(values.get(name, []), dtype=np.int64)
+            for name in (*_ARRAYS, "outputs_so_far")
+            if name != "seconds"
         }
         seconds = np.array(values.get("seconds", []), dtype=np.float64)  # None becomes NaN
         return cls(**counts, seconds=seconds, dropped=values.get("dropped", 0))
 
 
-_ARRAYS = tuple(field.name for field in fields(StepRecords) if field.name != "dropped")
+_ARRAYS = tuple(
+    array.name for array in fields(StepRecords) if array.name not in ("outputs_so_far", "dropped")
+)

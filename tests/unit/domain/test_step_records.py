@@ -1,6 +1,7 @@
 """Limits of steps and the records of steps: bad values are refused, and records survive their way."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,14 @@ def test_records_are_as_before_after_json_and_a_gap_stays_one() -> None:
     assert after.dropped == 3
     assert np.isnan(after.seconds[0])
     assert after.decodes.tolist() == [0, 5, 2]
+
+
+def test_the_outputs_of_rows_that_run_are_those_of_the_newest_records() -> None:
+    first, second = (
+        replace(records(0.1), outputs_so_far=np.array(outputs)) for outputs in ([5, 1], [6, 2, 1])
+    )
+    assert StepRecords.joined([first, second, StepRecords.none()]).outputs_so_far.tolist() == [6, 2, 1]
+    assert StepRecords.from_plain(first.to_plain()).outputs_so_far.tolist() == [5, 1]
 
 
 def test_joined_records_keep_the_newest_steps_and_count_the_others() -> None:

@@ -117,7 +117,10 @@ class TunableScheduler(Scheduler):
 
     def take_step_records(self) -> dict[str, Any]:
         """See ``core_calls.ask_step_records``."""
-        return self._recorder.take()
+        return {
+            **self._recorder.take(),
+            "outputs_so_far": [request.num_output_tokens for request in self.running],
+        }
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -192,7 +192,7 @@ TUNABLE_METHODS: dict[str, str] = {
 TUNABLE_ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.sched.scheduler.Scheduler": """
         cache_config max_num_active_reqs max_num_scheduled_tokens need_mamba_block_aligned_split num_spec_tokens
-        scheduler_config
+        running scheduler_config
     """,
     "vllm.v1.core.sched.async_scheduler.AsyncScheduler": "max_num_active_reqs max_num_scheduled_tokens",
     "vllm.v1.core.sched.output.SchedulerOutput": """
@@ -202,6 +202,7 @@ TUNABLE_ATTRIBUTES: dict[str, str] = {
     "vllm.v1.core.sched.output.CachedRequestData": """
         num_computed_tokens num_output_tokens req_ids resumed_req_ids
     """,
+    "vllm.v1.request.Request": "num_output_tokens",
     "vllm.engine.arg_utils.EngineArgs": "cudagraph_capture_sizes",
     "vllm.config.scheduler.SchedulerConfig": "disable_chunked_mm_input enable_chunked_prefill scheduler_cls",
 }

@@ -201,6 +201,15 @@ def test_steps_are_recorded_only_while_somebody_takes_the_records() -> None:
     assert (records.prompt_tokens.tolist(), records.dropped) == ([3, 0, 0], 0)
 
 
+def test_the_rows_that_run_say_how_many_tokens_they_have() -> None:
+    core = stock_core(runner=1, stages=1, asynchronous=False, gpu_blocks=400)
+    for name, outputs in (("a", 2), ("b", 9), ("c", 9)):
+        core.add(make_request(name, [1, 2, 3], outputs))
+    for _ in range(4):
+        core.step()
+    assert core.scheduler.take_step_records()["outputs_so_far"] == [4, 4]
+
+
 def test_a_gap_without_work_is_no_step_s_time() -> None:
     core = stock_core(runner=1, stages=1, asynchronous=False)
     for name in ("a", "b"):
