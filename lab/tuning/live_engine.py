@@ -11,7 +11,7 @@ from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.sim.stage_times import StageTimes, StepWork
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.tuning.table import Lengths
+from pipemax.tuning.table import Ints, Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,11 @@ class _System(ContinuousBatching):
     def _finish(self, request: int) -> None:
         super()._finish(request)
         self.ended.append(request)
+
+    def outputs_left(self) -> Ints:
+        """Return the rows that decode and their outputs still to come: shape (2, rows)."""
+        members = [(row, left) for group in self._groups for row, _, left in group.running.members()]
+        return np.array(members, dtype=np.int64).reshape(-1, 2).T
 
 
 class _Times(StageTimes):
@@ -137,6 +142,7 @@ class LiveEngine:
         self._steps = []
         ended, self._system.ended = self._system.ended, []
         counts = arrays[:6].astype(np.int64)
+        decoding, left = self._system.outputs_left()
         records = StepRecords(
             prompt_tokens=counts[0],
             decodes=counts[1],
@@ -145,5 +151,6 @@ class LiveEngine:
             waiting=counts[4],
             preempted=counts[5],
             seconds=arrays[6],
+            outputs_so_far=self._lengths[1, decoding] - left,
         )
         return records, Lengths(prompt_tokens=self._lengths[0, ended], output_tokens=self._lengths[1, ended])

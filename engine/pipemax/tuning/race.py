@@ -25,9 +25,9 @@ _WORTH = 0.02
 """A gain beyond this is worth more blocks…"""
 _LOSS = -0.01
 """…and a rival that is surely below this is dropped."""
-WORTH_A_CHANGE = 0.01
+WORTH_A_CHANGE = 0.005
 """A rival that was not shown to be better must look better than the default by this at the end."""
-_PREDICTION_SD = 0.03
+_PREDICTION_SD = 0.02
 """How far a predicted gain may be from the true one."""
 
 
@@ -64,16 +64,11 @@ class Rival:
         half = _BOUND / math.sqrt(share) * sd / math.sqrt(count)
         return Estimate(mean=mean, low=mean - half, high=mean + half)
 
-    def measured_mean(self) -> float:
-        """Return the mean of the units, of which there must be some."""
-        return fmean(self.units)
-
     def weighed_mean(self) -> float:
-        """Return the mean of what was measured and what was predicted, by how sure each is."""
-        count = len(self.units)
-        if self.predicted is None or not count:
-            return fmean(self.units) if count else 0.0
-        measured_weight, predicted_weight = count / _USUAL_PAIR_SD**2, 1 / _PREDICTION_SD**2
+        """Return the mean of what was measured, in one unit or more, and what was predicted, by how sure each is."""
+        if self.predicted is None:
+            return fmean(self.units)
+        measured_weight, predicted_weight = len(self.units) / _USUAL_PAIR_SD**2, 1 / _PREDICTION_SD**2
         total = measured_weight * fmean(self.units) + predicted_weight * self.predicted
         return total / (measured_weight + predicted_weight)
 
@@ -123,11 +118,6 @@ class Race:
         self._turn += 1
         self._num_pairs += 1
 
-    def drop(self, rival: Rival) -> None:
-        """Leave a rival out, whose blocks cannot be compared."""
-        rival.is_dropped = True
-        self._turn = 0
-
     def look(self) -> Verdict | None:
         """Apply the stop rule after a pair; ``None``: race on. A look is due each twelfth of the planned units."""
         due = [
@@ -140,12 +130,15 @@ class Race:
         for rival in due:
             rival.num_looks = len(rival.units) * MAX_LOOKS // rival.planned_units
             if rival.estimate().high < _LOSS:
-                self.drop(rival)
+                rival.is_dropped, self._turn = True, 0
         return self._without_rivals() or self._settled()
 
     def end(self, why: str) -> Verdict:
-        """Return the best by the means, and the default unless a rival looks better by ``WORTH_A_CHANGE``."""
-        raced = [rival for rival in self._live() if rival.units]
+        """Return the best by the means, and the default unless a rival looks better by ``WORTH_A_CHANGE``.
+
+        A rival that only the simulation is for is left.
+        """
+        raced = [rival for rival in self._live() if rival.units and fmean(rival.units) > 0]
         best = max(raced, key=Rival.weighed_mean, default=None)
         if best is None or best.weighed_mean() <= WORTH_A_CHANGE:
             return Verdict(winner=None, why=why)

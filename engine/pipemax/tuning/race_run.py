@@ -17,23 +17,21 @@ Planner = Callable[[StepLimits, tuple[StepLimits, ...], bool], BlockPlan]
 class RaceRun:
     """One race under way. ``limits`` are each replica's."""
 
-    def __init__(self, race: Race, default: StepLimits, costs: WorkCosts, plan: Planner) -> None:
+    def __init__(
+        self, race: Race, default: StepLimits, costs: WorkCosts, plan: Planner, *, first: Block | None = None
+    ) -> None:
+        """``first``: a block of the default that has been run already, where all replicas begin with it."""
         self.race = race
         self.faults: list[str] = []
         """Why blocks were thrown away."""
         self._default, self._costs, self._plan = default, costs, plan
         self._faults_in_a_row = 0
-        self._first_rates: list[float] | None = None
+        self._first_rates = None if first is None else first.log_rates(costs)
         self._block = Block(self._next_plan(before=None))
 
     @property
     def limits(self) -> tuple[StepLimits, ...]:
         return self._block.plan.limits
-
-    def pair_s(self) -> float:
-        """Return the seconds of the next pair, if no block is thrown away."""
-        rival = self.race.rival.limits
-        return 2 * self._plan(rival, self.limits, True).seconds
 
     def advance(self, records: Sequence[StepRecords], *, left_s: float) -> Verdict | None:
         """Take the replicas' next steps; return the verdict once there is one. ``left_s``: of the budget."""
@@ -47,7 +45,10 @@ class RaceRun:
             self._faults_in_a_row = 0
             if self._take(self._block.log_rates(self._costs)):
                 verdict = self.race.look()
-                if verdict is None and left_s < self.pair_s():
+                if (
+                    verdict is None
+                    and left_s < 2 * self._plan(self.race.rival.limits, self.limits, True).seconds
+                ):
                     verdict = self.race.end("its time is up")
                 if verdict is not None:
                     return verdict

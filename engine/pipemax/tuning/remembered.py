@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -129,7 +129,7 @@ def nearest_entry(entries: Sequence[Entry], kind: TableKind) -> Entry | None:
 def keep_entry(path: Path, entry: Entry) -> None:
     """Add an entry to the file, in place of one of the same kind. A file that cannot be written costs a warning."""
     others = [other for other in load_entries(path) if not entry.kind.is_same_as(other.kind)]
-    values = [_encoded(one) for one in [*others, entry]]
+    values = [asdict(one) for one in [*others, entry]]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
@@ -137,14 +137,6 @@ def keep_entry(path: Path, entry: Entry) -> None:
         draft.replace(path)  # whole: two engines may end a tuning at once
     except OSError as error:
         log.warning("the tuning cannot be kept in %s, so the next table is tuned again: %s", path, error)
-
-
-def _encoded(entry: Entry) -> dict[str, Any]:
-    return {field.name: _plain(getattr(entry, field.name)) for field in fields(entry)}
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if isinstance(value, TableKind | StepLimits | WorkCosts | Estimate) else value
 
 
 def _entry(values: dict[str, Any]) -> Entry:

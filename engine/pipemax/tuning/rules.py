@@ -23,28 +23,21 @@ class TuningRules:
     sweep_setting_s: float = 7.0
     block_s: float = 20.0
     block_steps: int = 200
-    residences: float = 3.0
+    residences: float = 2.5
     """A block of other running rows lasts as many times as a row runs."""
     fewest_pairs: int = 4
-    """A rival for which the budget has fewer is not raced."""
-    max_rivals: int = 3
-    near_best: float = 0.04
-    """Rivals are those predicted within this of the best."""
-    worth: float = 0.02
-    """A predicted gain below this ends the tuning with the default."""
-    sure: float = 0.04
-    """A predicted gain above this is tried in a pair or two where the budget has too few for a race…"""
-    confirming_pairs: int = 2
+    """Rivals for which the budget has fewer are not raced. If that is true of all, the best has as many at most…"""
     confirming_share: float = 0.2
     """…within this share of the table's expected seconds, for half of which the engine runs under the default."""
+    max_rivals: int = 3
+    near_best: float = 0.02
+    """Rivals are those predicted within this of the best."""
+    worth: float = 0.015
+    """A predicted gain below this ends the tuning with the default."""
 
-    def budget_s(self, table_s: float) -> float:
+    def budget_s(self, table_s: float, *, is_confirming: bool = False) -> float:
         """Return the seconds that a tuning may take, of a table that is expected to take ``table_s``."""
-        return min(self.max_s, self.max_share * table_s)
-
-    def confirming_budget_s(self, table_s: float) -> float:
-        """Return the same where a large predicted gain is only to be confirmed, by a pair or two."""
-        return self.confirming_share * table_s
+        return min(self.max_s, (self.confirming_share if is_confirming else self.max_share) * table_s)
 
     def block(
         self, limits: tuple[StepLimits, ...], *, residence_s: float | None, is_changed: bool
@@ -79,8 +72,7 @@ def residence_s(
     if rows == usual:
         return None
     rows = max(rows, usual)
-    kv_tokens = rows * (lengths.mean_prompt + lengths.mean_output / 2)
-    step_s = fit.stage.decode_time.seconds(round(rows), round(kv_tokens))
+    step_s = fit.stage.decode_time.seconds(round(rows), round(rows * lengths.mean_kv))
     prompts = round(rows * lengths.prompts_per_output)
     step_s += fit.stage.prefill_time.added_batch_s(round(rows), prompts)
     return step_s * lengths.mean_output

@@ -20,7 +20,7 @@ SWEEP_ROWS = (0.25, 0.5, 1.0)
 """Shares of the rows that the KV cache holds, ascending: rows that run are added, and none has to end first."""
 SWEEP_TOKENS = (0.5, 1.0, 2.0, 4.0)
 """Multiples of the tokens of a steady engine's step."""
-_CANDIDATE_ROWS = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1)
+_CANDIDATE_ROWS = (0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.35)
 """Shares of the rows that the KV cache holds."""
 _ENOUGH_TOKENS = 1.5
 _CANDIDATE_TOKENS = (0.5, 0.75, 1.0, 3.0)
@@ -68,14 +68,31 @@ class Lengths:
         ]
         return type(self)(prompt_tokens=both[0], output_tokens=both[1], found_tokens=both[2])
 
-    def last(self, share: float) -> Self:
-        """Return this share of the rows, the last to end."""
-        first = len(self) - round(share * len(self))
-        return type(self)(
-            prompt_tokens=self.prompt_tokens[first:],
-            output_tokens=self.output_tokens[first:],
-            found_tokens=self.found_tokens[first:],
+    def of_the_table(self, outputs_so_far: Ints) -> tuple[Self, float]:
+        """Return as many rows with lengths as frequent as in the table, and the share of rows longer than all ended.
+
+        ``outputs_so_far``: of the rows that still run. The first rows to end are the short ones, so each row that ended
+        stands for the running ones too that may end at its length (Kaplan and Meier, 1958). Rows longer than all that
+        ended have as many tokens beyond these as the longest fifth has beyond the others.
+        """
+        if not len(self):
+            return self, 1.0
+        order = np.argsort(self.output_tokens, kind="stable")
+        outputs = self.output_tokens[order]
+        running = len(outputs_so_far) - np.searchsorted(np.sort(outputs_so_far), outputs)
+        longer = np.cumprod(1 - 1 / (np.arange(len(self), 0, -1) + running))
+        shares = (np.arange(len(self)) + 0.5) / len(self)
+        ranks = np.searchsorted(1 - longer, shares)
+        chosen = order[np.minimum(ranks, len(self) - 1)]
+        outputs = self.output_tokens[chosen]
+        beyond = outputs[-len(outputs) // 5 :] - outputs[-len(outputs) // 5]
+        outputs[ranks == len(self)] += round(float(beyond.mean()))
+        rows = type(self)(
+            prompt_tokens=self.prompt_tokens[chosen],
+            output_tokens=outputs,
+            found_tokens=self._all_found()[chosen],
         )
+        return rows, float(longer[-1])
 
     def _all_found(self) -> Ints:
         return self.found_tokens if len(self.found_tokens) else np.zeros_like(self.prompt_tokens)
@@ -83,11 +100,6 @@ class Lengths:
     @property
     def mean_prompt(self) -> float:
         return float(self.prompt_tokens.mean())
-
-    @property
-    def mean_computed(self) -> float:
-        """The mean prompt, without what was found in the prefix cache."""
-        return self.mean_prompt - self.mean_found
 
     @property
     def mean_found(self) -> float:
@@ -98,9 +110,15 @@ class Lengths:
         return max(1.0, float(self.output_tokens.mean()))
 
     @property
+    def mean_kv(self) -> float:
+        """KV tokens of a running row on average: rows with long outputs run for longer. What was found is shared."""
+        computed = self.prompt_tokens - self._all_found()
+        return float(np.average(computed + self.output_tokens / 2, weights=self.output_tokens))
+
+    @property
     def prompts_per_output(self) -> float:
         """Prompt tokens to compute for each output token."""
-        return self.mean_computed / self.mean_output
+        return (self.mean_prompt - self.mean_found) / self.mean_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +144,8 @@ class Envelope:
             )
 
     def rows_that_fit(self, lengths: Lengths) -> float:
-        """Return how many rows' KV the engine holds, on average halfway through their outputs."""
-        tokens = lengths.mean_computed + lengths.mean_output / 2 + self.capacity.block_tokens / 2
-        return max(1.0, self.capacity.gpu_rows(tokens))
+        """Return how many running rows' KV the engine holds."""
+        return max(1.0, self.capacity.gpu_rows(lengths.mean_kv + self.capacity.block_tokens / 2))
 
     def limits(self, step_tokens: float, running_rows: float) -> StepLimits:
         """Return the nearest limits that the engine can take. A step has a token for each row that runs."""

@@ -29,11 +29,10 @@ from pipemax.tuning.table import (
 )
 from pipemax.tuning.tuned import Tuned
 
-_MAX_LENGTHS = 20_000
+_MAX_LENGTHS = 50_000
 _ROWS_TO_PREDICT = 64
-_TURNS_TO_PREDICT = 3
-"""Rows that must have ended before their lengths stand for the table's, as a multiple of those that run: the first to
-end are the short ones."""
+_MOST_LONGER = 0.03
+"""Share of rows that may be longer than all that ended, when lengths are taken as known."""
 _STEPS_A_CALL = 2000
 """Steps simulated in a call: about a tenth of a second."""
 _CHECK_PAIRS = 2
@@ -76,11 +75,14 @@ class Tuner:
         self.stage = Stage.SWEEP
         self.costs: WorkCosts | None = None if start is None else start.costs
         self._envelope, self._rules, self._num_replicas = envelope, rules or TuningRules(), num_replicas
-        self._start = envelope.default if start is None else envelope.limits(*_pair(start.limits))
+        self._start = envelope.default
+        if start is not None:
+            self._start = envelope.limits(start.limits.step_tokens, start.limits.running_rows)
         self._lengths = Lengths()
-        self._num_running = 0
+        self._outputs_so_far = np.zeros(0, dtype=np.int64)
         self._seconds = self._spent_s = 0.0
         self._records: list[StepRecords] = []
+        self._waited: list[StepRecords] = []  # while rows were waited for
         self._levels: list[tuple[float, float] | None] = [
             *((rows, tokens) for rows in SWEEP_ROWS for tokens in SWEEP_TOKENS),
             None,  # the default itself, which all are compared with
@@ -114,8 +116,9 @@ class Tuner:
         passed_s = max(float(np.nansum(steps.seconds)) for steps in records)
         self._seconds += passed_s
         self._spent_s += 0.0 if self.stage is Stage.MODEL else passed_s
-        self._num_running = sum(int(steps.running[-1]) for steps in records if len(steps))
-        self._lengths = self._lengths.joined(ended, max_rows=_MAX_LENGTHS)
+        self._outputs_so_far = np.concatenate([steps.outputs_so_far for steps in records])
+        if self._fit is None:
+            self._lengths = self._lengths.joined(ended, max_rows=_MAX_LENGTHS)
         match self.stage:
             case Stage.SWEEP:
                 self._sweep(records, expected_s)
@@ -133,10 +136,8 @@ class Tuner:
         return () if self._run is None else self._run.faults
 
     def _budget_left_s(self, expected_s: float) -> float:
-        return self._rules.budget_s(self._seconds + expected_s) - self._spent_s
-
-    def _confirming_left_s(self, expected_s: float) -> float:
-        return self._rules.confirming_budget_s(self._seconds + expected_s) - self._spent_s
+        table_s = self._seconds + expected_s
+        return self._rules.budget_s(table_s, is_confirming=self._is_confirming) - self._spent_s
 
     # The sweep.
 
@@ -166,16 +167,17 @@ class Tuner:
 
     def _model(self, records: Sequence[StepRecords], expected_s: float) -> None:
         if self._fit is None:
-            self._records += [steps for steps in records if len(steps)]
-            enough = max(_ROWS_TO_PREDICT, _TURNS_TO_PREDICT * self._num_running)
-            if len(self._lengths) < min(enough, _MAX_LENGTHS):
-                if self._seconds > self._rules.max_wait_share * (self._seconds + expected_s):
+            self._waited += [steps for steps in records if len(steps)]
+            rows, longer = self._lengths.of_the_table(self._outputs_so_far)
+            is_late = self._seconds > self._rules.max_wait_share * (self._seconds + expected_s)
+            enough = max(_ROWS_TO_PREDICT, 0 if is_late else len(self._outputs_so_far))
+            if len(rows) < enough or (longer > _MOST_LONGER and not is_late):
+                if is_late:
                     self._settle(self._start, why="rows take too long to know their lengths")
                 return
-            self._lengths = self._lengths.last(2 / 3)
-            steps = StepRecords.joined(self._records) if self._records else None
-            per_output = self._lengths.prompts_per_output
-            self._fit = None if steps is None else fit_steps(steps, prompts_per_output=per_output)
+            self._lengths = rows
+            steps = StepRecords.joined([*self._records, *self._waited])
+            self._fit = fit_steps(steps, prompts_per_output=self._lengths.prompts_per_output)
             if self._fit is None:
                 self._settle(self._start, why="too few steps were made to know their times")
                 return
@@ -212,7 +214,7 @@ class Tuner:
         gains = {limits: float(self._predicted(limits) or 0.0) for limits in self._rates if limits != default}
         order = sorted(gains, key=lambda limits: gains[limits], reverse=True)
         if not order or gains[order[0]] < rules.worth:
-            self._settle(default, why=f"no other limits are within reach of {rules.worth:+.0%}")
+            self._settle(default, why=f"no other limits are within reach of {rules.worth:+.1%}")
             return
         best = order[0]
         rivals = list[StepLimits]()
@@ -221,26 +223,38 @@ class Tuner:
             if is_near and all(_differ(limits, other) for other in rivals) and len(rivals) < rules.max_rivals:
                 rivals.append(limits)
         pairs = self._budget_left_s(expected_s) / self._pair_s(rivals[0])
-        rivals = rivals[: int(pairs // rules.fewest_pairs)]
+        rivals, first = rivals[: int(pairs // rules.fewest_pairs)], None
         if not rivals:
-            pairs = min(rules.confirming_pairs, self._confirming_left_s(expected_s) / self._pair_s(best))
-            if gains[best] <= rules.sure or pairs < 1:
+            self._is_confirming, first = True, self._waited_block()
+            pairs = self._budget_left_s(expected_s) / self._pair_s(best) + (0.5 if first else 0.0)
+            if pairs < 1:
                 self._settle(default, why="a race takes too long for what it may gain")
                 return
-            rivals, self._is_confirming = [best], True
-        self._begin_race(rivals, pairs)
+            rivals, pairs = [best], min(rules.fewest_pairs, pairs)
+        self._begin_race(rivals, pairs, first)
         self.stage = Stage.RACE
 
     # The race.
 
-    def _begin_race(self, rivals: Sequence[StepLimits], pairs: float) -> None:
+    def _waited_block(self) -> Block | None:
+        """Return the second half of the wait for rows as a block of the default, if it is as long as a block."""
+        is_default = self._start == self._envelope.default and self._num_replicas == 1
+        steps = StepRecords.joined(self._waited)
+        half_s = float(np.nansum(steps.seconds)) / 2
+        if not is_default or half_s < self._rules.block_s:
+            return None
+        block = Block(BlockPlan(limits=(self._start,), washout_s=half_s, measured_s=half_s))
+        block.add([steps])
+        return None if block.fault() else block
+
+    def _begin_race(self, rivals: Sequence[StepLimits], pairs: float, first: Block | None = None) -> None:
         assert self.costs is not None
         race = planned_race(
             [(limits, self._predicted(limits)) for limits in rivals],
             pairs=pairs,
             num_replicas=self._num_replicas,
         )
-        self._run = RaceRun(race, self._envelope.default, self.costs, self._plan)
+        self._run = RaceRun(race, self._envelope.default, self.costs, self._plan, first=first)
         self._limits = [*self._run.limits]
 
     def _plan(self, rival: StepLimits, limits: tuple[StepLimits, ...], is_changed: bool) -> BlockPlan:
@@ -252,16 +266,11 @@ class Tuner:
 
     def _race(self, records: Sequence[StepRecords], expected_s: float) -> None:
         assert self._run is not None
-        is_short = self._is_confirming
-        left_s = self._confirming_left_s(expected_s) if is_short else self._budget_left_s(expected_s)
-        verdict = self._run.advance(records, left_s=left_s)
+        verdict = self._run.advance(records, left_s=self._budget_left_s(expected_s))
         self._limits = [*self._run.limits]
         if verdict is not None:
-            winner = verdict.winner
-            if is_short and winner is not None and winner.measured_mean() <= 0:
-                winner = None  # the simulation alone was for it
-            limits = self._envelope.default if winner is None else winner.limits
-            self._settle(limits, why=verdict.why, rival=winner)
+            limits = self._envelope.default if verdict.winner is None else verdict.winner.limits
+            self._settle(limits, why=verdict.why, rival=verdict.winner)
 
     # A remembered tuning.
 
@@ -279,7 +288,7 @@ class Tuner:
         if verdict is None and race.num_pairs < _CHECK_PAIRS:
             return
         (rival,) = race.rivals
-        if rival.units and rival.measured_mean() < 0:
+        if rival.units and rival.estimate().mean < 0:
             self._run, self.stage, self._start = None, Stage.SWEEP, self._envelope.default
             self._limits = [self._start] * self._num_replicas
         else:
@@ -298,11 +307,7 @@ class Tuner:
         )
         self.stage = Stage.SETTLED
         self._limits = [limits] * self._num_replicas
-        self._block, self._records = None, []
-
-
-def _pair(limits: StepLimits) -> tuple[int, int]:
-    return limits.step_tokens, limits.running_rows
+        self._block, self._records, self._waited = None, [], []
 
 
 def _differ(one: StepLimits, other: StepLimits) -> bool:

@@ -88,17 +88,24 @@ def test_noise_twice_as_large_as_usual_does_not_break_the_stop_rule() -> None:
     assert fmean(shown) <= 0.11
 
 
-def test_at_the_end_a_rival_must_look_better_by_a_percent() -> None:
-    for gain, wins in ((0.005, False), (0.03, True)):
+def test_at_the_end_a_rival_must_look_better_by_half_a_percent() -> None:
+    for gain, wins in ((0.004, False), (0.03, True)):
         race = Race(rivals(1), num_replicas=1)
         race.rivals[0].units = [gain] * 4
         assert (race.end("its time is up").winner is not None) is wins
     assert Race(rivals(1), num_replicas=1).end("its time is up").winner is None
 
 
-def test_the_prediction_counts_as_much_as_a_single_pair() -> None:
+def test_a_rival_that_only_the_simulation_is_for_does_not_win() -> None:
+    for measured, wins in ((-0.003, False), (0.003, True)):
+        race = Race(rivals(1, predicted=0.04), num_replicas=1)
+        race.rivals[0].units = [measured] * 4
+        assert (race.end("its time is up").winner is not None) is wins
+
+
+def test_the_prediction_counts_as_much_as_two_pairs() -> None:
     (rival,) = rivals(1, predicted=0.04)
-    rival.units = [0.0]
+    rival.units = [0.0] * 2
     assert 0.015 < rival.weighed_mean() < 0.025
     rival.units = [0.0] * 20
     assert rival.weighed_mean() < 0.005

@@ -38,6 +38,41 @@ def test_rows_fit_by_half_of_their_outputs() -> None:
     assert room.rows_that_fit(lengths(300, 184)) == pytest.approx(16_000 / 400)
 
 
+def test_long_rows_run_for_longer_and_hold_more_of_the_kv_at_a_time() -> None:
+    both = lengths(100, 10, count=90).joined(lengths(100, 1000, count=10), max_rows=100)
+    steps_of_short, steps_of_long = 90 * 10, 10 * 1000
+    held = steps_of_short * (100 + 10 / 2) + steps_of_long * (100 + 1000 / 2)
+    assert both.mean_kv == pytest.approx(held / (steps_of_short + steps_of_long))
+
+
+@pytest.mark.parametrize("steps", [400, 800])
+def test_rows_that_still_run_make_up_for_the_short_ones_ending_first(steps: int) -> None:
+    """Of 20,000 rows, 200 run at once; each has a token in a step, and the next begins where one ends."""
+    rng = np.random.default_rng(0)
+    table = np.maximum(1, rng.lognormal(4.6, 0.8, 20_000)).astype(np.int64)
+    ended, running = list[int](), list[int]()
+    for slot in table.reshape(200, 100):
+        ends = np.cumsum(slot)
+        count = int(np.searchsorted(ends, steps, side="right"))
+        ended += slot[:count].tolist()
+        running.append(steps - int(ends[count - 1]) if count else steps)
+    first = Lengths(prompt_tokens=np.full(len(ended), 50), output_tokens=np.array(ended))
+    rows, longer = first.of_the_table(np.array(running))
+    assert len(rows) == len(first)
+    assert longer < 0.06
+    assert first.mean_output < 0.93 * table.mean(), "the short rows ended first"
+    assert rows.mean_output == pytest.approx(table.mean(), rel=0.05)
+    assert rows.mean_kv == pytest.approx(
+        Lengths(prompt_tokens=np.full(20_000, 50), output_tokens=table).mean_kv, rel=0.12
+    )
+
+
+def test_lengths_stay_where_no_row_runs_and_nothing_is_known_before_one_ended() -> None:
+    rows, longer = lengths(300, 100).of_the_table(np.zeros(0, dtype=np.int64))
+    assert (rows.output_tokens.tolist(), longer) == ([100] * 100, pytest.approx(0.0))
+    assert Lengths().of_the_table(np.array([5, 6]))[1] == 1.0
+
+
 def test_limits_are_cut_to_what_the_engine_can_take() -> None:
     room = envelope()
     assert room.limits(1e9, 1e9) == CEILING
