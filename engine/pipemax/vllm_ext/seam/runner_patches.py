@@ -54,9 +54,8 @@ def stage_tokens_as_array(runner: "GPUModelRunnerV2") -> None:
     copied; a list would make an object of each token, and convert each again for the device.
     """
     tokens = runner.req_states.all_token_ids
-    if (
-        tokens.write_contents is not None
-    ):  # None without pinned memory, where torch makes a tensor of the list
+    # None without pinned memory, where torch makes a tensor of the list.
+    if tokens.write_contents is not None:
         assert not tokens._staged_write_contents, "requests are being added"
         tokens._staged_write_contents = _Tokens("i")  # type: ignore[assignment]  # vLLM extends, reads and clears it
 
