@@ -150,6 +150,11 @@ LAYOUT_OVER_ESTIMATE = 1.2
 
 2026-11-27 (lab/results/layouts.md): PipeMax made 0.65 to 1.196 times its estimate.
 """
+LAYOUT_WHOLE_TOKENS = 4_000_000
+"""A table of more tokens is simulated as a part of a long one when its layout is chosen, for the sake of time.
+
+2026-11-28, quiet machine (lab/results/layouts.md): 6,000 rows of ShareGPT, 3.5 million tokens, took 11 to 31 s of CPU.
+"""
 LAYOUT_OVER_LARGE_STEPS = 1.09
 """Of a short table, layouts are simulated with other steps too if so many times PipeMax's rate with the largest mixed
 steps could be the fastest.

@@ -19,6 +19,7 @@ from pipemax.domain.tuned import (
     LAYOUT_OVER_ESTIMATE,
     LAYOUT_OVER_LARGE_STEPS,
     LAYOUT_OVER_SHORT_RUN,
+    LAYOUT_WHOLE_TOKENS,
     STOCK_ENOUGH_OUTPUTS,
     WORTHWHILE_GAIN,
 )
@@ -108,7 +109,8 @@ def choose_layout(
 ) -> LayoutChoice:
     """Return the fastest layout of the node's GPUs for a long table of rows like the sample, or for the sample itself.
 
-    With ``is_whole_table`` there are no more rows: replicas share them, and the time to the end of the last counts.
+    With ``is_whole_table`` there are no more rows: replicas share them, and the time to the end of the last counts,
+    unless they have more than ``LAYOUT_WHOLE_TOKENS``.
 
     Where PipeMax gains less than ``WORTHWHILE_GAIN`` in its best layout, that is stock vLLM's fastest.
 
@@ -117,6 +119,7 @@ def choose_layout(
     the rows that have ended in its run.
     Raise ``ValueError`` if no layout is possible, with the reason of each.
     """
+    is_whole_table = is_whole_table and sample.total_tokens <= LAYOUT_WHOLE_TOKENS
     allowed = [layout for layout in possible_layouts(node) if fixed.allows(layout)]
     longest = max(max_model_len, int((sample.prompt_tokens + sample.output_tokens).max()))
     keeps = policy is Policy.PIPEMAX and frees_windows is False

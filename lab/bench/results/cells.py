@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.bench.bound import pipemax_bound
 from lab.bench.results.settings import Setting
-from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS
+from pipemax.domain.tuned import LAYOUT_SAMPLE_ROWS, LAYOUT_WHOLE_TOKENS
 from pipemax.policy.compare import ChosenPolicy, verdict
 from pipemax.policy.layout_choice import FixedLayout, choose_layout
 from pipemax.policy.layout_runs import ALL_SIZES, MAX_NUM_SEQS, run_pipemax, run_stock
@@ -134,7 +134,9 @@ def _rates(result: SimulationResult, layout: Layout) -> dict[str, float]:
 
 def is_short(setting: Setting) -> bool:
     """Return whether the choice simulates the whole table, so that its rate is that of the whole run."""
-    return setting.rows <= LAYOUT_SAMPLE_ROWS
+    if setting.rows > LAYOUT_SAMPLE_ROWS:
+        return False
+    return setting.part_of_table(CHOICE_SEED, 1).total_tokens <= LAYOUT_WHOLE_TOKENS
 
 
 def _choose(setting: Setting) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pipemax.config import Policy
 from pipemax.domain.hardware import AllReduceSpec
 from pipemax.domain.specs import ModelSpec, NodeSpec
 from pipemax.domain.tuned import STOCK_ENOUGH_OUTPUTS
+from pipemax.policy import layout_choice
 from pipemax.policy.layout_choice import FixedLayout, LayoutChoice, choose_layout
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
@@ -84,7 +85,7 @@ def test_a_choice_simulates_less_than_half_of_the_steps_of_all_candidates() -> N
     assert choice.best.tokens_per_s > 0.97 * max(rates.values()), rates
 
 
-def test_the_replicas_share_a_short_table_and_its_end_counts() -> None:
+def test_the_replicas_share_a_short_table_and_its_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen rows do not fill two engines: one over all GPUs ends sooner. Two make more of a long table."""
     reduces = AllReduceSpec(bus_bytes_per_s=5e9, latency_s=1e-5)
     node, table = replace(small_node(num_gpus=4, kv_gb=12.0), all_reduce=reduces), SAMPLE.first(16)
@@ -96,6 +97,8 @@ def test_the_replicas_share_a_short_table_and_its_end_counts() -> None:
     assert short.best is not None
     assert short.layout.replicas == 1
     assert long.layout.replicas == 2
+    monkeypatch.setattr(layout_choice, "LAYOUT_WHOLE_TOKENS", table.total_tokens - 1)
+    assert choice(is_whole_table=True).layout == long.layout, "a table of many tokens would take too long"
 
     def rate(layout: Layout) -> float:
         share = replace(scenario_of(node, layout, table.first(16 // layout.replicas)), stops_at_drain=False)
