@@ -22,6 +22,13 @@ if TYPE_CHECKING:  # seconds to import, and each worker needs one of them
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
+def patch_v2_runner(runner: "GPUModelRunnerV2") -> None:
+    """Make a V2 runner fit PipeMax, on any device."""
+    keep_slots_of_parked(runner)
+    stage_tokens_as_array(runner)
+    clear_no_drafts(runner)
+
+
 def keep_slots_of_parked(runner: "GPUModelRunnerV2") -> None:
     """Make a runner overwrite block tables after prefetches; call it before or after the model is loaded."""
     update_requests = runner.update_requests

@@ -13,11 +13,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from pipemax.vllm_ext.seam.cpu_attention import declare_block_first, write_between_blocks
-from pipemax.vllm_ext.seam.runner_patches import (
-    clear_no_drafts,
-    keep_slots_of_parked,
-    stage_tokens_as_array,
-)
+from pipemax.vllm_ext.seam.runner_patches import patch_v2_runner
 from pipemax.vllm_ext.seam.vllm_types import (
     AsyncModelRunnerOutput,
     GrammarOutput,
@@ -90,9 +86,7 @@ class PipeMaxCpuWorker(KeepsWholeWindows, AnswersCopyCalls, CpuStageWorker):
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
             runner = cast("GPUModelRunnerV2", self.model_runner)
-            keep_slots_of_parked(runner)
-            stage_tokens_as_array(runner)
-            clear_no_drafts(runner)
+            patch_v2_runner(runner)
 
     def execute_model(
         self, scheduler_output: SchedulerOutput

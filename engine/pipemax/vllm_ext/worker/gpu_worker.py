@@ -11,11 +11,9 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from pipemax.vllm_ext.runtime_settings import RuntimeSettings
 from pipemax.vllm_ext.seam.runner_patches import (
-    clear_no_drafts,
-    keep_slots_of_parked,
     limited,
+    patch_v2_runner,
     profile_one_step,
-    stage_tokens_as_array,
     watch_received,
 )
 from pipemax.vllm_ext.seam.vllm_types import (
@@ -45,9 +43,7 @@ class PipeMaxGpuWorker(KeepsWholeWindows, AnswersCopyCalls, Worker):
         if self.use_v2_model_runner:
             # vLLM annotates a worker's runner as the V1 runner, whichever it makes.
             runner = cast("GPUModelRunnerV2", self.model_runner)
-            keep_slots_of_parked(runner)
-            stage_tokens_as_array(runner)
-            clear_no_drafts(runner)
+            patch_v2_runner(runner)
             profile_one_step(runner, self._step_requests)
 
     @property
