@@ -9,6 +9,7 @@ from typing import Any
 
 from pipemax.domain.step_records import MOST_STEPS, StepLimits
 from pipemax.vllm_ext.seam.core_client import answer_calls
+from pipemax.vllm_ext.seam.repetition import use_faster_check
 from pipemax.vllm_ext.seam.vllm_types import (
     AsyncScheduler,
     EngineCoreOutputs,
@@ -88,6 +89,7 @@ class TunableScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        use_faster_check()
         self._most_limits = StepLimits(
             step_tokens=self.max_num_scheduled_tokens, running_rows=self.max_num_active_reqs
         )

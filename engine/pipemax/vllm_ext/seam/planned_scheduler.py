@@ -20,6 +20,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from pipemax.vllm_ext.seam.decode_update import DecodeUpdates, can_update_decodes, with_decodes
+from pipemax.vllm_ext.seam.repetition import use_faster_check
 
 
 class PlannedScheduler(Scheduler):
@@ -30,6 +31,7 @@ class PlannedScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        use_faster_check()
         # A prompt is admitted by its first chunk; the plan made room for no more.
         self.scheduler_reserve_full_isl = False
         # Freed blocks may be reused while a step that writes to them is in flight: steps are first in, first out.

@@ -33,6 +33,9 @@ req_to_new_blocks)
     "vllm.v1.core.sched.async_scheduler.AsyncScheduler": """
         _update_after_schedule(self, scheduler_output)
     """,
+    "vllm.v1.core.sched.utils": """
+        check_sequence_repetition(token_ids, params)
+    """,
     "vllm.v1.core.kv_cache_manager.KVCacheManager": """
         allocate_slots(self, request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, \
 num_lookahead_tokens, num_external_computed_tokens, delay_cache_blocks, num_encoder_tokens, full_sequence_must_fit, \
@@ -148,7 +151,7 @@ context_len, valid_dummy_state_slots, randomize_inputs)
 (self, kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale, skip_scale)
     """,
 }
-"""Class → its methods, a line each: ``name(parameters)``, or ``name(parameters) | (other parameters)``."""
+"""Class or module → its methods, a line each: ``name(parameters)``, or ``name(parameters) | (other parameters)``."""
 
 ATTRIBUTES: dict[str, str] = {
     "vllm.config.compilation.CompilationConfig": "static_forward_context",

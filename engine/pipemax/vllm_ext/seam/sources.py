@@ -4,6 +4,7 @@ vLLM's modules take seconds to import, some need a GPU, and the vLLM to be check
 """
 
 import ast
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +33,12 @@ class Sources:
     def parameters(self, name: str, method: str) -> tuple[str, ...] | None:
         """Return the names of a method's parameters, of the class or of the base that has it; None without one.
 
-        ``name`` is the class's dotted name.
+        ``name`` is the dotted name of the class, or of a module for a function of it.
         """
-        for owner in self._lineage(name):
+        owners: Iterable[ast.ClassDef | ast.Module] = self._lineage(name)
+        if not owners and (module := self._module(name)) is not None:
+            owners = (module,)
+        for owner in owners:
             for node in owner.body:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == method:
                     return _parameters(node.args)
