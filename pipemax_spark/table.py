@@ -69,8 +69,6 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     if_running=str,
     expect_rows=Sequence[int | None] | str | None,
     summary=str | os.PathLike[str] | None,
-    stop=Sequence[str],
-    choice=Sequence[str],
     chat_template_kwargs=TemplateVariables,
     response_format=ResponseFormat,
     ask=Mapping[str, Any],

@@ -44,9 +44,7 @@ TemplateVariables = Mapping[str, Any] | str | None
 @checks_arguments
 @takes_fields(
     GenerationSpec,
-    stop=Sequence[str],
     response_format=ResponseFormat,
-    choice=Sequence[str],
     chat_template_kwargs=TemplateVariables,
 )
 def annotate(

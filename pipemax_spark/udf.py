@@ -59,9 +59,7 @@ _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 @checks_arguments
 @takes_fields(
     GenerationSpec,
-    stop=Sequence[str],
     response_format=ResponseFormat,
-    choice=Sequence[str],
     chat_template_kwargs=TemplateVariables,
 )
 def pipemax_udf(

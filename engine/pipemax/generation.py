@@ -1,26 +1,23 @@
 """Define requests and completions: plain values, which ``pipemax.api`` offers to users.
 
-``Sampling`` and ``Completion`` are the one table of fields (``pipemax.fields``).
+``Sampling`` (``pipemax.sampling``) and ``Completion`` are the one table of fields (``pipemax.fields``).
 """
 
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipemax.fields import Carried, Setting, carried, setting, table_rows
+from pipemax.fields import Carried, Setting, carried, table_rows
+from pipemax.sampling import GENERATE as GENERATE
+from pipemax.sampling import MOST_ATTEMPTS as MOST_ATTEMPTS
+from pipemax.sampling import MOST_SAMPLES as MOST_SAMPLES
+from pipemax.sampling import POOLING_TASKS as POOLING_TASKS
+from pipemax.sampling import Sampling as Sampling
 
-GENERATE = "generate"
-POOLING_TASKS = ("embed", "classify", "score")
-"""The tasks that read a prompt and generate nothing: the model's pooled output is the answer."""
 PAIR = ("query", "document")
 """The roles of the two messages of a row that is scored; vLLM uses these names too."""
-MOST_SAMPLES = 128
-MOST_ATTEMPTS = 20
-_OF_POOLING = ("task", "dimensions", "normalize", "truncate", "lora")
-"""Settings that a pooling task may have."""
-_CONSTRAINTS = ("response_format", "choice", "regex", "grammar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,187 +76,6 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """The settings by which one request's tokens are chosen."""
-
-    max_tokens: int = setting(
-        256,
-        "Maximum output tokens per row.",
-        row_type=pa.int32(),
-        openai_names=("max_tokens", "max_completion_tokens"),
-    )
-    temperature: float = setting(
-        0.0, "Sampling temperature; 0 is greedy.", row_type=pa.float64(), openai_names=("temperature",)
-    )
-    top_p: float = setting(
-        1.0,
-        "Sample only from the likeliest tokens, up to this total probability.",
-        row_type=pa.float64(),
-        openai_names=("top_p",),
-    )
-    top_k: int = setting(
-        0,
-        "Sample only from this many likeliest tokens; 0 means all.",
-        row_type=pa.int32(),
-        openai_names=("top_k",),
-    )
-    seed: int | None = setting(
-        None, "Seed that makes sampling repeatable.", row_type=pa.int64(), openai_names=("seed",)
-    )
-    # The output ends before the first of these texts.
-    stop: tuple[str, ...] = setting(
-        (), "Stop string. May be repeated.", row_type=pa.list_(pa.string()), openai_names=("stop",)
-    )
-    # The engine gets a JSON schema, as text.
-    response_format: str | None = setting(
-        None,
-        "Format that every output must follow: a JSON schema, a schema in ai_query's envelope, or a Spark type such "
-        "as STRUCT<label: STRING>; given as text or as a file.",
-        openai_names=("response_format",),
-    )
-    choice: tuple[str, ...] = setting(
-        (),
-        "A text that the answer may be; repeat it for each choice. Labels that differ in their first token cost one.",
-        openai_names=("choice",),
-    )
-    regex: str | None = setting(
-        None, "Regular expression that every answer must match as a whole.", openai_names=("regex",)
-    )
-    grammar: str | None = setting(
-        None,
-        "Grammar that every answer must follow, in EBNF (root ::= …) or Lark; given as text or as a file.",
-        openai_names=("grammar",),
-    )
-    logprobs: bool = setting(
-        False,
-        "Add the log-probability of each answer, or with --choice the probability of each choice.",
-        openai_names=("logprobs",),
-    )
-    n: int = setting(
-        1,
-        "Samples per row, with --temperature above 0: the answer is the most frequent one, with all samples and their "
-        "agreement.",
-        openai_names=("n",),
-    )
-    attempts: int = setting(
-        1,
-        "Maximum attempts per row: an answer that is invalid or was cut is tried again with another seed.",
-    )
-    attempts_show_error: bool = setting(
-        False, "Show the model its invalid answer, and what is wrong with it, when a row is tried again."
-    )
-    chat_template_kwargs: str | None = setting(
-        None,
-        'JSON object of variables for the model\'s chat template, such as {"enable_thinking": false}.',
-        openai_names=("chat_template_kwargs",),
-    )
-    reasoning_effort: str | None = setting(
-        None,
-        "How much the model thinks (low, medium, high, …), if its chat template takes that.",
-        openai_names=("reasoning_effort",),
-    )
-    # None where the engine splits no thinking off.
-    include_reasoning: bool | None = setting(
-        None, "Whether to keep the thinking that the engine's reasoning_parser splits off; default: keep it."
-    )
-    lora: str | None = setting(
-        None, "Adapter for all rows, by its name under lora: in the engine config.", row_type=pa.string()
-    )
-    task: str = setting(GENERATE, "generate, or with a pooling model embed, classify or score.")
-    dimensions: int | None = setting(
-        None, "With --task embed: length of the embeddings, of a model whose embeddings may be cut."
-    )
-    normalize: bool | None = setting(
-        None, "With --task embed: whether embeddings have length 1; default: as the model says, mostly yes."
-    )
-    truncate: bool = setting(False, "With a pooling task: cut prompts that are too long for the model.")
-
-    @property
-    def is_pooling(self) -> bool:
-        """Whether the task generates nothing."""
-        return self.task in POOLING_TASKS
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether the answer must follow a schema, a choice, a regular expression or a grammar."""
-        return bool(self.response_format or self.choice or self.regex or self.grammar)
-
-    def __post_init__(self) -> None:
-        self._check_task()
-        # The conditions are written so that NaN fails too: every comparison with NaN is false.
-        if not self.max_tokens >= 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}, must be at least 1")
-        if not 0.0 <= self.temperature <= 2.0:
-            raise ValueError(f"temperature is {self.temperature}, must be between 0 (greedy) and 2")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p is {self.top_p}, must be above 0 and at most 1")
-        if not self.top_k >= 0:
-            raise ValueError(f"top_k is {self.top_k}, must be 0 (all tokens) or more")
-        if "" in self.stop:  # every output would end before its first token
-            raise ValueError("stop has an empty text; leave it out")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}, must be at least 0 and below 2**63")
-        self._check_constraint()
-        self._check_repetition()
-
-    def _check_task(self) -> None:
-        if self.task not in (GENERATE, *POOLING_TASKS):
-            raise ValueError(f"task is {self.task!r}, must be {', '.join((GENERATE, *POOLING_TASKS))}")
-        if self.is_pooling:
-            for column in fields(Sampling):
-                name = column.name
-                if name not in _OF_POOLING and getattr(self, name) != column.default:
-                    raise ValueError(
-                        f"task {self.task} generates no text, so {name} has no meaning; leave {name} out"
-                    )
-        elif self.truncate:
-            raise ValueError(f"truncate is for the tasks {', '.join(POOLING_TASKS)}; leave truncate out")
-        for name in ("dimensions", "normalize"):
-            if getattr(self, name) is not None and self.task != "embed":
-                raise ValueError(
-                    f"{name} is for the task embed, and the task is {self.task}; leave {name} out"
-                )
-        if self.dimensions is not None and not self.dimensions >= 1:
-            raise ValueError(f"dimensions is {self.dimensions}, must be at least 1")
-
-    def _check_constraint(self) -> None:
-        names = [name for name in _CONSTRAINTS if getattr(self, name) not in (None, ())]
-        if len(names) > 1:
-            raise ValueError(f"{' and '.join(names)} are given; an answer can follow only one of them")
-        for name in ("regex", "grammar"):
-            if getattr(self, name) is not None and not getattr(self, name).strip():
-                raise ValueError(f"{name} is empty; leave it out")
-        if not self.choice:
-            return
-        if len(self.choice) == 1:
-            raise ValueError(f"choice has only {self.choice[0]!r}; give at least two choices")
-        if blank := [choice for choice in self.choice if not choice.strip()]:
-            raise ValueError(f"choice has {blank[0]!r}, which is empty or blank; leave it out")
-        if len(set(self.choice)) < len(self.choice):
-            doubled = next(choice for choice in self.choice if self.choice.count(choice) > 1)
-            raise ValueError(f"choice has {doubled!r} twice; give it once")
-        if self.stop:
-            raise ValueError("stop and choice are given; a choice ends by itself, so leave stop out")
-
-    def _check_repetition(self) -> None:
-        if not 1 <= self.n <= MOST_SAMPLES:
-            raise ValueError(f"n is {self.n}, must be between 1 and {MOST_SAMPLES}")
-        if self.n > 1 and self.temperature == 0.0:
-            raise ValueError(
-                f"n is {self.n} with temperature 0, so all samples would be equal; set a temperature above 0"
-            )
-        if not 1 <= self.attempts <= MOST_ATTEMPTS:
-            raise ValueError(f"attempts is {self.attempts}, must be between 1 and {MOST_ATTEMPTS}")
-        if self.attempts_show_error and self.attempts == 1:
-            raise ValueError("attempts_show_error needs attempts above 1")
-        if self.attempts > 1 and self.temperature == 0.0 and not self.attempts_show_error:
-            raise ValueError(
-                f"attempts is {self.attempts} with temperature 0, so a second attempt would give the same answer; set "
-                "a temperature above 0, or attempts_show_error"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One row to generate. Unless exactly one of ``prompt`` and ``messages`` is given, it becomes an error."""
 
@@ -304,7 +120,10 @@ class Completion:
         "the model's answer; null for error rows, but kept for `response_format` errors",
     )
     finish_reason: str | None = carried(
-        None, pa.string(), "`stop`, or `length` when cut at `--max-tokens`", is_asked=_generates
+        None,
+        pa.string(),
+        "`stop`, `length` when cut at `--max-tokens`, or [`repetition`](limits.md#repetition)",
+        is_asked=_generates,
     )  # or ``abort``
     prompt_tokens: int = carried(0, pa.int32(), "by the model's tokenizer", is_asked=lambda _: True)
     completion_tokens: int = carried(0, pa.int32(), "by the model's tokenizer", is_asked=_generates)

@@ -83,12 +83,7 @@ _WITHOUT_EFFECT = {
 }
 _OFF: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -97,11 +92,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "logit_bias": ({},),
-    "bad_words": ([],),
-    "stop_token_ids": ([],),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "ignore_eos": (False,),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -263,10 +255,14 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for parameter, name in _SETTINGS.items():
         if parameter in parameters:
             value = row_setting(name, parameters[parameter], name_shown=parameter)
-            settings[name] = list(map(encodable, value)) if isinstance(value, list) else value
+            settings[name] = [_encodable(item) for item in value] if isinstance(value, list) else value
     if settings.get("top_k") == _ALL_TOKENS:
         settings["top_k"] = 0
     return {name: value for name, value in settings.items() if value != []}
+
+
+def _encodable(item: Any) -> Any:
+    return encodable(item) if isinstance(item, str) else item
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:

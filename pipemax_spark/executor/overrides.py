@@ -70,9 +70,11 @@ def _can_fit(kind: pa.DataType, wanted: pa.DataType) -> bool:
     if _is_text(kind):
         return True
     if pa.types.is_list(wanted):
-        is_list = any(check(kind) for check in (pa.types.is_list, pa.types.is_large_list))
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         # SQL's array() has elements of the type null.
-        return is_list and (_is_text(kind.value_type) or pa.types.is_null(kind.value_type))
+        return _can_fit(kind.value_type if is_list else kind, wanted.value_type)
+    if pa.types.is_boolean(wanted) or pa.types.is_boolean(kind):
+        return bool(wanted == kind)
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return bool(is_number and not pa.types.is_string(wanted))
 
@@ -87,7 +89,13 @@ def _wanted() -> str:
 
 def _name(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
-        return "string or array<string>"
+        return (
+            "string or array<string>"
+            if pa.types.is_string(kind.value_type)
+            else "array<int>, or one int or string"
+        )
     if pa.types.is_string(kind):
         return "string"
+    if pa.types.is_boolean(kind):
+        return "boolean or string"
     return f"{'int' if pa.types.is_integer(kind) else 'double'}, another number, or string"

@@ -126,6 +126,8 @@ _READ_AS: dict[str, dict[str, Any]] = {
     "normalize": {"cli_type": bool},
     "include_reasoning": {"cli_type": bool},
     "stop": {"cli_type": list[str], "read": tuple},
+    "stop_token_ids": {"cli_type": list[int], "read": tuple},
+    "bad_words": {"cli_type": list[str], "read": tuple},
     "choice": {"cli_type": list[str], "read": tuple},
     "grammar": {"cli_type": str, "read_with_session": _read_grammar},
     "response_format": {"cli_type": str, "read_with_session": _read_response_format},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipemax.wire import GenerationSpec
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.options import JobOptions
+from pipemax_spark.report.early_ends import EarlyEnds, early_ends, ends_to_count
 from pipemax_spark.rows.annotated import ANNOTATION
 from pipemax_spark.spark.sql import quoted
 
@@ -61,14 +62,16 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributions:
-    """How the answers of a run are distributed; both are empty for a run without answers."""
+    """How the answers of a run are distributed; choices and lengths are empty for a run without answers."""
 
     choices: Sequence[Choices] = ()
     lengths: Sequence[Lengths] = ()
+    early_ends: EarlyEnds | None = None
+    """None for a run that generated nothing."""
 
 
 def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
-    """Count the rows that have answers. Reads the annotations of the rows once.
+    """Count the rows that have answers, and the outputs that ended early. Reads the annotations of the rows once.
 
     ``rows`` are those of a run in the output.
     """
@@ -85,7 +88,7 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
     chosen = dict([*counted.items()][: len(_LENGTHS) + _MOST_FIELDS])
     pairs = (
         F.struct(F.lit(name).alias("name"), value.cast("string").alias("value"))
-        for name, value in chosen.items()
+        for name, value in (chosen | dict(ends_to_count(rows, options))).items()
     )
     values = rows.select(F.explode(F.array(*pairs)).alias("pair")).where("pair.value IS NOT NULL")
     by_name: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -102,6 +105,7 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
             for name, label in _LENGTHS.items()
             if by_name[name]
         ],
+        early_ends=early_ends(rows, options, by_name),
     )
 
 

@@ -201,6 +201,8 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
                 f"{accuracy.column!r}",
             )
         )
+    if findings.distributions.early_ends is not None:
+        facts += findings.distributions.early_ends.facts()
     if summary.rows_out:
         thinking = (
             "" if summary.reasoning_tokens is None else f", {summary.reasoning_tokens:,} of them for thinking"

@@ -64,13 +64,18 @@ def takes_fields(*kinds: type, **types: Any) -> Callable[[Callable[_P, _T]], Cal
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=_default(field),
-            annotation=types.get(field.name, hints[field.name]),
+            annotation=types.get(field.name, _taken(hints[field.name])),
         )
         for kind in kinds
         for field in fields(kind)
         if hints[field.name] not in kinds
     ]
     return takes(taken)
+
+
+def _taken(hint: Any) -> Any:
+    """Return the type that a function takes for a field: any list does for a tuple."""
+    return Sequence[get_args(hint)[0]] if get_origin(hint) is tuple else hint  # type: ignore[misc]  # made at run time
 
 
 def _default(field: Field[Any]) -> Any:
@@ -143,13 +148,18 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not any(_fits(value, kind) for kind in kinds):
         raise JobError(f"{name} is {_shown(value)}; give {_wanted(name, value, kinds)}")
-    if isinstance(value, Integral | Real) and not isinstance(
-        value, bool
-    ):  # numpy's, which JSON does not know
-        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Integral | Real) and not isinstance(value, bool):
+        return _plain(value)
+    if get_origin(hint) is Sequence and get_args(hint) == (int,):
+        return [_plain(number) for number in value]
     if isinstance(value, Mapping) and get_args(hint) == (str, str):
         return {key: _option(f"{name}[{key!r}]", part) for key, part in value.items()}
     return value
+
+
+def _plain(number: Any) -> int | float:
+    """Return numpy's number as Python's, which JSON knows."""
+    return int(number) if isinstance(number, Integral) else float(number)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -213,5 +223,8 @@ def _wanted(name: str, value: Any, kinds: Sequence[Any]) -> str:
         return "a dict, such as {'sep': ';'}"
     if name == "expect_rows":
         return "a pair of numbers, or a text such as '1000:2000000'"
-    words = [_WORDS.get(get_origin(kind) or kind) for kind in kinds]
+    words = [
+        "a list of whole numbers" if get_args(kind) == (int,) else _WORDS.get(get_origin(kind) or kind)
+        for kind in kinds
+    ]
     return " or ".join(dict.fromkeys(word for word in words if word is not None))

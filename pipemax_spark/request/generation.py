@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from pipemax.wire import GENERATE, GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.request.formats import response_schema
 from pipemax_spark.request.prompts import PromptSource
+
+_LISTS = {field.name for field in fields(GenerationSpec) if field.default == ()}
+"""Settings that are lists, which users give as lists of any kind."""
 
 
 def with_task(engine: Mapping[str, Any], generation: GenerationSpec) -> tuple[dict[str, Any], GenerationSpec]:
@@ -91,12 +94,13 @@ def for_engine(generation: GenerationSpec, engine: Mapping[str, Any]) -> Generat
 def generation_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as ``GenerationSpec`` has them.
 
-    ``JobError`` says what is wrong with the response format or the choices.
+    ``JobError`` says what is wrong with the response format or a list.
     """
-    values = {**settings, "stop": tuple(settings.get("stop", ()))}
-    if isinstance(choice := settings.get("choice", ()), str):
-        raise JobError(f"choice is the text {choice!r}; give a list of texts")
-    values["choice"] = tuple(choice)
+    values = dict(settings)
+    for name in _LISTS & values.keys():
+        if isinstance(values[name], str):
+            raise JobError(f"{name} is the text {values[name]!r}; give a list")
+        values[name] = tuple(values[name])
     if isinstance(variables := settings.get("chat_template_kwargs"), Mapping):
         values["chat_template_kwargs"] = json.dumps(variables)
     if (response_format := settings.get("response_format")) is not None:

@@ -137,6 +137,64 @@ def test_thinking_that_never_ends_is_an_error_with_what_was_cut(engine: OfflineE
     assert (completion.reasoning, completion.text) == ('{"section', None)
 
 
+def test_thinking_ends_after_its_tokens_and_an_answer_follows(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(4)
+    thoughtful: dict[str, Any] = {
+        "max_tokens": 24,
+        "chat_template_kwargs": THINKS,
+        "include_reasoning": True,
+    }
+    for completion in ask(engine, prompts, thinking_tokens=0, **thoughtful):
+        assert (completion.error, completion.reasoning) == (None, '{"')
+        assert completion.text
+    enough = ask(engine, prompts, thinking_tokens=5, **thoughtful)
+    assert [row.text for row in enough] == [row.text for row in ask(engine, prompts, **thoughtful)]
+
+
+def test_an_output_ends_where_it_repeats_itself(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(4)
+    endless = ask(engine, prompts, max_tokens=120, ignore_eos=True)
+    assert {(row.finish_reason, row.completion_tokens) for row in endless} == {("length", 120)}
+    for row, whole in zip(
+        ask(engine, prompts, max_tokens=120, ignore_eos=True, stop_repetition=3), endless, strict=True
+    ):
+        assert row.error is None
+        assert row.token_ids == whole.token_ids[: row.completion_tokens]
+        repeats = [
+            end for end in range(1, 121) for size in range(1, 65) if _repeats(whole.token_ids[:end], size, 3)
+        ]
+        assert (row.finish_reason, row.completion_tokens) == ("repetition", repeats[0])
+
+
+def _repeats(tokens: tuple[int, ...], size: int, times: int) -> bool:
+    end = tokens[-size * times :]
+    return len(tokens) >= size * times and end == end[:size] * times
+
+
+def test_outputs_end_and_are_worded_as_they_should(engine: OfflineEngine) -> None:
+    prompts = demo_prompts(4)
+    plain = ask(engine, prompts, max_tokens=24)
+    longer = ask(engine, prompts, max_tokens=24, min_tokens=15)
+    assert all(row.completion_tokens < 15 for row in plain)
+    assert all(row.completion_tokens >= 15 for row in longer)
+    assert not any(
+        "section" in (row.text or "") for row in ask(engine, prompts, max_tokens=24, bad_words=["section"])
+    )
+    third = plain[0].token_ids[2]
+    (stopped,) = ask(engine, prompts[:1], max_tokens=24, stop_token_ids=[third])
+    assert (stopped.finish_reason, stopped.token_ids) == ("stop", plain[0].token_ids[:3])
+    (refused,) = ask(engine, prompts[:1], max_tokens=24, stop_token_ids=[10**6])
+    assert refused.error is not None
+    assert "out-of-vocab" in refused.error.message
+    endless: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+    plain, penalised = (
+        ask(engine, prompts, **endless),
+        ask(engine, prompts, repetition_penalty=5.0, **endless),
+    )
+    distinct = [sum(len({*row.token_ids}) for row in rows) for rows in (plain, penalised)]
+    assert distinct[1] > 2 * distinct[0], "tokens come again less often"
+
+
 def test_marks_of_thinking_in_a_row_s_text_do_not_end_it(engine: OfflineEngine) -> None:
     prompts = [f'{prompt} {{"section": "x"}}' for prompt in demo_prompts(4)]
     plain: dict[str, Any] = {"max_tokens": 24, "chat_template_kwargs": THINKS, "include_reasoning": True}

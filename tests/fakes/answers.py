@@ -58,17 +58,27 @@ def _written(ask: Ask, text: str, thinking: FakeThinking | None) -> Reply:
     if sampling.n > 1 and not sampling.is_constrained:
         text = f"{text} {_number(text, ask.seed) % 3}"
     if thinking is not None and not thinking.is_over(ask.prompt.token_ids, sampling):
-        text = f"thinking about {text} {END_OF_THINKING} {text}"
+        thought = f"thinking about {text}".split(" ")[: sampling.thinking_tokens]
+        text = f"{' '.join(thought)} {END_OF_THINKING} {text}"
     words = text.split(" ")
-    is_cut = len(words) > sampling.max_tokens
-    text = " ".join(words[: sampling.max_tokens]) if is_cut else text
+    reason, most = "length", sampling.max_tokens
+    if sampling.stop_repetition and (end := _end_of_repetition(words[:most], sampling.stop_repetition)):
+        reason, most = "repetition", end
+    is_cut = len(words) > most
+    text = " ".join(words[:most]) if is_cut else text
     tokens = tuple(range(len(text.split())))
     return Reply(
         text=text,
         token_ids=tokens,
-        finish_reason="length" if is_cut else "stop",
+        finish_reason=reason if is_cut else "stop",
         logprobs=[-0.5] * len(tokens) if sampling.logprobs else None,
     )
+
+
+def _end_of_repetition(words: Sequence[str], times: int) -> int | None:
+    """Return how many words there are when one has come so many times in a row."""
+    ends = (end for end in range(times, len(words) + 1) if len({*words[end - times : end]}) == 1)
+    return next(ends, None)
 
 
 def _chosen(ask: Ask, text: str) -> Reply:

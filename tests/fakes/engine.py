@@ -12,6 +12,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
 - ``[[error]]``: this row alone fails;
 - ``[[log LINES]]``: the engine logs one line so often; ``[[print LINES]]``: a process of it prints so many;
+- ``[[loop]]``: the answer says one word over and over;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[lora]]``, its adapter; for ``[[environ]]``, the server's
   environment as JSON; for ``[[counts]]``, what the engine was asked so far, as JSON (``FakeCounts``).
 """
@@ -264,6 +265,8 @@ class FakeEngine(IdleEngine):
                         subprocess.run([sys.executable, "-c", script], check=True)
                     case "seed":
                         text = str(request.sampling.seed)
+                    case "loop":
+                        text = "reply" + " again" * 5_000
                     case "lora":
                         text = str(request.sampling.lora)
                     case _ if self._death is None:

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.reasoning import ReasoningParser, ReasoningParserManager
 
 NAME = "demo"
-END = '":'
+START, END = '{"', '":'
 
 
 class DemoReasoningParser(ReasoningParser):
@@ -17,6 +17,10 @@ class DemoReasoningParser(ReasoningParser):
         super().__init__(tokenizer, *args, **kwargs)
         self._thinks = bool((kwargs.get("chat_template_kwargs") or {}).get("thinking"))
         (self._end_id,) = tokenizer.encode(END, add_special_tokens=False)
+
+    @property
+    def reasoning_start_str(self) -> str:
+        return START
 
     @property
     def reasoning_end_str(self) -> str:

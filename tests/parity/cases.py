@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, StructuredOutputsParams
 
 BLOCK_TOKENS = 32
 MAX_MODEL_LEN = 512
@@ -46,7 +46,7 @@ def seeded(index: int) -> SamplingParams:
 
 def everything(index: int) -> SamplingParams:
     """Greedy in one way or another, so that both runners agree."""
-    match index % 6:
+    match index % 8:
         case 0:
             return SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.7)
         case 1:
@@ -58,7 +58,17 @@ def everything(index: int) -> SamplingParams:
         case 3:
             return SamplingParams(temperature=0.0, logprobs=3)
         case 4:
-            return SamplingParams(temperature=0.0, stop=["e", "qu"])
+            return SamplingParams(temperature=0.0, stop=["e", "qu"], stop_token_ids=[7, 200])
+        case 5:
+            return SamplingParams(
+                temperature=0.0,
+                ignore_eos=True,
+                repetition_detection=RepetitionDetectionParams(
+                    max_pattern_size=8, min_pattern_size=1, min_count=2
+                ),
+            )
+        case 6:
+            return SamplingParams(temperature=0.0, presence_penalty=-1.5, bad_words=["e", "th"])
         case _:
             return SamplingParams(temperature=0.0, ignore_eos=True, min_tokens=5)
 

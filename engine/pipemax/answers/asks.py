@@ -47,7 +47,7 @@ class Reply:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
-    """``stop``, ``length`` or ``abort``."""
+    """``stop``, ``length``, ``repetition`` or ``abort``."""
     logprobs: Sequence[float] | None = None
     """The logarithm of each token's probability, if the row wants it."""
     scores: Mapping[int, float] | None = None

@@ -237,12 +237,15 @@ class Row:
 
     def _unfinished(self, answer: Completion) -> _Outcome:
         tokens = answer.completion_tokens
-        how = (
-            f"max_tokens cut the thinking after {tokens} tokens, before an answer began; raise max_tokens, or have the "
-            "model think less (reasoning_effort, chat_template_kwargs)"
-            if answer.finish_reason == "length"
-            else f"the model thought for {tokens} tokens and gave no answer"
-        )
+        if answer.finish_reason == "length":
+            how = (
+                f"max_tokens cut the thinking after {tokens} tokens, before an answer began; raise max_tokens, or have "
+                "the model think less (thinking_tokens, reasoning_effort, chat_template_kwargs)"
+            )
+        elif answer.finish_reason == "repetition":
+            how = f"the thinking was ended after {tokens} tokens, because it repeated itself; set thinking_tokens"
+        else:
+            how = f"the model thought for {tokens} tokens and gave no answer"
         error = RequestError(code=ErrorCode.REASONING_UNFINISHED, message=how)
         return _Outcome(
             answer=replace(answer, error=error), fault="is missing, because the thinking took too long"
@@ -259,7 +262,7 @@ class Row:
             error = RequestError(code=ErrorCode.RESPONSE_FORMAT, message=f"the output {fault}")
             return _Outcome(answer=replace(answer, error=error), fault=fault)
         # Any text is a good answer, but a whole one is worth another attempt.
-        return _Outcome(answer=answer, fault=CUT if answer.finish_reason == "length" else None)
+        return _Outcome(answer=answer, fault=CUT.get(answer.finish_reason))
 
     def _split(self, prompt: Prompt, reply: Reply) -> Split:
         assert self._tools.thinking is not None

@@ -5,7 +5,7 @@ checked with ``jsonschema``, which also finds what the grammar compilers do not 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -14,20 +14,22 @@ from pipemax.answers.patterns.schemas import for_python, places_of
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode, encodable, guarded
 
-CUT = "was cut at max_tokens before it was complete"
+CUT: Mapping[str | None, str] = {
+    "length": "was cut at max_tokens before it was complete",
+    "repetition": "was ended before it was complete, because it repeated itself",
+}
+"""Reason why an output ended early → what is wrong with it."""
 _SHOWN = 200
 
 
 def fault_of(text: str, finish_reason: str | None, sampling: Sampling) -> str | None:
     """Return what is wrong with the answer, as the rest of a sentence about it; None if nothing is."""
-    is_cut = finish_reason == "length"
+    cut = CUT.get(finish_reason)
     if sampling.choice:
-        return _fault_of_choice(text, sampling.choice, is_cut=is_cut)
+        return _fault_of_choice(text, sampling.choice, cut)
     if sampling.response_format is not None:
-        return _fault_of_json(text, sampling.response_format, is_cut=is_cut)
-    if is_cut and sampling.is_constrained:
-        return CUT
-    return None
+        return _fault_of_json(text, sampling.response_format, cut)
+    return cut if sampling.is_constrained else None
 
 
 def vote_of(text: str, sampling: Sampling) -> str:
@@ -40,18 +42,18 @@ def vote_of(text: str, sampling: Sampling) -> str:
         return text.strip()
 
 
-def _fault_of_choice(text: str, choices: tuple[str, ...], *, is_cut: bool) -> str | None:
+def _fault_of_choice(text: str, choices: tuple[str, ...], cut: str | None) -> str | None:
     if text not in choices:
-        return CUT if is_cut else f"{text[:_SHOWN]!r} is none of the choices"
+        return cut or f"{text[:_SHOWN]!r} is none of the choices"
     may_go_on = any(choice != text and choice.startswith(text) for choice in choices)
-    return CUT if is_cut and may_go_on else None
+    return cut if may_go_on else None
 
 
-def _fault_of_json(text: str, schema: str, *, is_cut: bool) -> str | None:
+def _fault_of_json(text: str, schema: str, cut: str | None) -> str | None:
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        return CUT if is_cut else f"is not JSON: {error}"
+        return cut or f"is not JSON: {error}"
     fault = guarded(_first_fault(schema), value, ErrorCode.RESPONSE_FORMAT)
     if fault is None:
         return None

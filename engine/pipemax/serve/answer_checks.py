@@ -26,11 +26,12 @@ def check_answers(config: EngineConfig, sampling: Sampling, tokenizer: Any, *, h
     """Raise ``ValueError`` if this model cannot give such answers."""
     _check_choices(sampling, tokenizer)
     _check_variables(sampling, tokenizer, has_template=has_template)
-    if sampling.include_reasoning is not None and config.reasoning_parser is None:
-        raise ValueError(
-            "include_reasoning is given, and nothing splits off the model's thinking; set reasoning_parser in the "
-            "engine config, or leave include_reasoning out"
-        )
+    for name in ("include_reasoning", "thinking_tokens"):
+        if getattr(sampling, name) is not None and config.reasoning_parser is None:
+            raise ValueError(
+                f"{name} is given, and nothing splits off the model's thinking; set reasoning_parser in the engine "
+                f"config, or leave {name} out"
+            )
     if sampling.attempts_show_error and (not has_template or config.chat is ChatMode.NEVER):
         raise ValueError(
             "attempts_show_error continues the conversation, which needs a model with a chat template, and chat not "

@@ -15,6 +15,7 @@ from pipemax.wire.rows import OVERRIDES_TYPE
 
 _TYPES: dict[str, pa.DataType] = {field.name: field.type for field in OVERRIDES_TYPE}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_TRUTHS = {"true": True, "false": False}
 _MAX_DIGITS = 400
 _EXACT_FLOATS = 2**53
 """Beyond it, neighbouring whole numbers are one float, so a float says no whole number."""
@@ -35,8 +36,11 @@ def row_setting(name: str, value: object, *, name_shown: str | None = None) -> o
         return _whole_number(called, value, kind.bit_width)
     if pa.types.is_floating(kind):
         return _number(called, value)
+    if pa.types.is_boolean(kind):
+        return _truth(called, value)
     if pa.types.is_list(kind):
-        return _texts(called, value)
+        is_text = pa.types.is_string(kind.value_type)
+        return _texts(called, value) if is_text else _whole_numbers(called, value, kind.value_type.bit_width)
     if not isinstance(value, str):
         raise ValueError(f"{called} is {shown(value)}, not a text")
     return value
@@ -63,6 +67,19 @@ def _whole_number(name: str, value: object, bits: int) -> int:
     if isinstance(number, float) and abs(number) > _EXACT_FLOATS:
         raise ValueError(f"{name} is {shown(value)}, a float beyond 2**53, which is no exact whole number")
     return int(number)
+
+
+def _truth(name: str, value: object) -> bool:
+    truth = _TRUTHS.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(truth, bool):
+        raise ValueError(f"{name} is {shown(value)}, not true or false")
+    return truth
+
+
+def _whole_numbers(name: str, value: object, bits: int) -> list[int]:
+    if isinstance(value, list | tuple):
+        return [_whole_number(name, number, bits) for number in value if number is not None]
+    return [_whole_number(name, value, bits)]
 
 
 def _number(name: str, value: object) -> float:

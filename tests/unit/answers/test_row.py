@@ -177,6 +177,47 @@ def test_a_cut_text_is_tried_again_and_stays_a_good_row_if_it_is_always_cut() ->
     assert (completion.error, completion.finish_reason, completion.attempts) == (None, "length", 3)
 
 
+def test_a_repetition_is_tried_again_and_stays_a_good_row_unless_the_answer_must_follow_something() -> None:
+    model = Model(by_attempt(text("no no no", "repetition"), text("a cat")))
+    completion = model.run(stop_repetition=3, attempts=2, temperature=1.0)
+    assert (completion.text, completion.finish_reason, completion.attempts) == ("a cat", "stop", 2)
+    always = Model(lambda ask: text("no no no", "repetition"))
+    completion = always.run(stop_repetition=3)
+    assert (completion.text, completion.finish_reason, completion.error) == ("no no no", "repetition", None)
+    completion = always.run(stop_repetition=3, regex="[a-z ]{20}")
+    assert completion.error is not None
+    assert "ended before it was complete, because it repeated itself" in completion.error.message
+
+
+def test_thinking_that_repeats_itself_is_an_error_that_names_the_remedy() -> None:
+    completion = Model(lambda ask: text("hmmm", "repetition"), HashThinking()).run(stop_repetition=4)
+    assert completion.error is not None
+    assert completion.error.code == ErrorCode.REASONING_UNFINISHED
+    assert completion.error.message.endswith("because it repeated itself; set thinking_tokens")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"stop_repetition": 1}, "stop_repetition is 1, must be 0 \\(off\\) or at least 2"),
+        ({"thinking_tokens": -1}, "thinking_tokens is -1"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9, must be at least 0 and at most max_tokens, 8"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, must be above 0"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids has -1"),
+        ({"bad_words": (" ",)}, "bad_words has an empty or blank text"),
+        ({"bad_words": ("a",), "regex": "a+"}, "bad_words and regex are given"),
+        ({"frequency_penalty": 1.0, "choice": ("a", "b")}, "frequency_penalty and choice are given"),
+        ({"task": "embed", "min_p": 0.5}, "task embed generates no text, so min_p has no meaning"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Sampling(**settings)
+
+
 def test_the_error_is_shown_to_the_model() -> None:
     model = Model(lambda ask: text("yes"))
     completion = model.run(regex="yes|no", attempts=2, attempts_show_error=True)

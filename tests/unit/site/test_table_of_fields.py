@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TABLE = "engine/pipemax/generation.py"
-SETTING = """    min_p: float = setting(
-        0.0, "Leave out tokens below this share.", row_type=pa.float64(), openai_names=("min_p",)
+SETTINGS_TABLE, CARRIED_TABLE = "engine/pipemax/sampling.py", "engine/pipemax/generation.py"
+SETTING = """    typical_p: float = setting(
+        0.0, "Leave out tokens below this share.", row_type=pa.float64(), openai_names=("typical_p",)
     )
 """
 CARRIED = """    entropy: float | None = carried(
-        None, pa.float64(), "how torn the model was", is_asked=lambda settings: settings.min_p > 0
+        None, pa.float64(), "how torn the model was", is_asked=lambda settings: settings.typical_p > 0
     )
 """
 USE = r"""
@@ -42,11 +42,11 @@ from pipemax_spark.executor.task import Annotator, TaskPlan, annotation_type
 from tests.fakes.engine import FakeEngine
 
 message = {"role": "user", "content": "one two"}
-line = {"custom_id": "a", "body": {"messages": [message], "min_p": "0.5"}}
+line = {"custom_id": "a", "body": {"messages": [message], "typical_p": "0.5"}}
 (row,) = next(parsed_lines(iter([pa.record_batch({"value": [json.dumps(line)]})]))).to_pylist()
 
-generation = GenerationSpec(min_p=0.25)
-overrides = pa.array([{"min_p": 0.5}, None])
+generation = GenerationSpec(typical_p=0.25)
+overrides = pa.array([{"typical_p": 0.5}, None])
 batch = request_batch(0, 2, prompt=pa.array(["one two", "three"]), overrides=overrides)
 requests, faults = requests_of(batch, job=generation.sampling(), system=None, id_prefix="")
 
@@ -65,14 +65,14 @@ plan = TaskPlan(options=options, spec_hash="s", run_id="r", output_column="annot
 annotations = Annotator(plan).annotations(completion_batch(finished))
 help_page = CliRunner().invoke(command(), ["annotate", "--help"], env={"COLUMNS": "200"}).output
 print(json.dumps({
-    "batch file": row["overrides"]["min_p"],
-    "engine": [request.sampling.min_p for request in requests],
+    "batch file": row["overrides"]["typical_p"],
+    "engine": [request.sampling.typical_p for request in requests],
     "faults": faults,
     "struct": [annotation_type(spec).get_field_index("entropy") >= 0 for spec in (generation, GenerationSpec())],
     "annotations": [annotation["entropy"] for annotation in annotations.to_pylist()],
     "texts": [bool(annotation["text"]) for annotation in annotations.to_pylist()],
-    "help": "--min-p" in help_page and "Leave out tokens below this share." in help_page,
-    "docs": ["`min_p`" in reference.row_settings(), "how torn the model was" in reference.annotation()],
+    "help": "--typical-p" in help_page and "Leave out tokens below this share." in help_page,
+    "docs": ["`typical_p`" in reference.row_settings(), "how torn the model was" in reference.annotation()],
 }))
 """
 
@@ -84,11 +84,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("engine/pipemax", "pipemax_spark", "tests/fakes", "tools/site"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
-    table = (copy / TABLE).read_text(encoding="utf-8")
-    for mark, added in (("    task: str = setting(", SETTING), ("    is_reused: bool = False", CARRIED)):
+    added = (
+        (SETTINGS_TABLE, "    task: str = setting(", SETTING),
+        (CARRIED_TABLE, "    is_reused: bool = False", CARRIED),
+    )
+    for file, mark, field in added:
+        table = (copy / file).read_text(encoding="utf-8")
         assert table.count(mark) == 1
-        table = table.replace(mark, added + mark)
-    (copy / TABLE).write_text(table, encoding="utf-8")
+        (copy / file).write_text(table.replace(mark, field + mark), encoding="utf-8")
     return copy
 
 
@@ -131,7 +134,7 @@ def test_fields_that_only_the_table_names_have_their_types(tree: Path) -> None:
     use.write_text(
         "from dataclasses import replace\n"
         "from pipemax.generation import Completion, Sampling\n"
-        "half: float = Sampling(min_p=0.5).min_p\n"
+        "half: float = Sampling(typical_p=0.5).typical_p\n"
         "torn: float | None = replace(Completion(request_id='a'), entropy=half).entropy\n",
         encoding="utf-8",
     )
@@ -139,6 +142,6 @@ def test_fields_that_only_the_table_names_have_their_types(tree: Path) -> None:
     packages = [part for module in modules for part in ("-p", module)]
     run(tree, "-m", "mypy", *packages)
     run(tree, "-m", "mypy", "--strict", "use.py")
-    use.write_text(use.read_text(encoding="utf-8") + "text: str = Sampling().min_p\n", encoding="utf-8")
+    use.write_text(use.read_text(encoding="utf-8") + "text: str = Sampling().typical_p\n", encoding="utf-8")
     with pytest.raises(AssertionError, match="Incompatible types in assignment"):
         run(tree, "-m", "mypy", "--strict", "use.py")

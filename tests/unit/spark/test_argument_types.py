@@ -38,7 +38,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "int": ("8", 1.5, True, [8], {}, object()),
     "float": ("0.5", True, [0.5], object()),
     "bool": ("true", 1, 0.0, [True], object()),
-    "Sequence": (8, {"a"}, [1], ["a", None], object()),
+    "Sequence[str]": (8, {"a"}, [1], ["a", None], object()),
+    "Sequence[int]": ("8", 8, ["a"], [None], [True], object()),
     "Mapping": (8, ["a=b"], [("a", "b")], object()),
 }
 """Values of wrong types, by what an argument's declared type begins with."""
@@ -49,7 +50,11 @@ def wrong_values(annotation: Any) -> list[Any]:
     if isinstance(annotation, str):
         return []
     text = getattr(annotation, "__name__", "") if isinstance(annotation, type) else str(annotation)
-    kinds = [kind for kind in WRONG if kind in text.replace("PathLike[str]", "").replace("[str", "")]
+    text = text.replace("PathLike[str]", "")
+    kinds = [kind for kind in WRONG if kind in text and "[" in kind]
+    for kind in ("Sequence[str]", "Sequence[int]", "[str"):
+        text = text.replace(kind, "")
+    kinds += [kind for kind in WRONG if kind in text and "[" not in kind]
     values = [value for kind in kinds for value in WRONG[kind]]
     return [
         value

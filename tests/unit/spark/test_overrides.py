@@ -141,11 +141,15 @@ NO_SETTINGS = [
 ]
 OTHER_SETTINGS = [
     *(("lora", pa.int64()), ("stop", pa.int32()), ("max_tokens", pa.list_(pa.string()))),
-    ("top_p", pa.time64("us")),
+    *(("top_p", pa.time64("us")), ("ignore_eos", pa.int32()), ("stop_token_ids", pa.list_(pa.bool_()))),
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), [*product(OVERRIDES_TYPE.names, NO_SETTINGS), *OTHER_SETTINGS])
+SETTINGS_AFTER_ALL = [("ignore_eos", pa.bool_()), ("stop_token_ids", pa.list_(pa.int32()))]
+REFUSED = [pair for pair in product(OVERRIDES_TYPE.names, NO_SETTINGS) if pair not in SETTINGS_AFTER_ALL]
+
+
+@pytest.mark.parametrize(("name", "kind"), [*REFUSED, *OTHER_SETTINGS])
 def test_a_column_of_another_type_is_refused_with_its_name(name: str, kind: pa.DataType) -> None:
     with pytest.raises(JobError, match=f"the option {name} of a row is of the type .*; it must be "):
         overrides_of(pa.nulls(1, pa.struct([(name, kind)])))

@@ -76,6 +76,10 @@ def checked(error: RequestError) -> None:
 def column_of_options(rng: random.Random, kind: pa.DataType, rows: int) -> pa.Array:
     if pa.types.is_string(kind):
         return column([optional(rng, some_bytes(rng)) for _ in range(rows)])
+    if pa.types.is_boolean(kind):
+        return pa.array([optional(rng, rng.random() < 0.5) for _ in range(rows)], kind)
+    if pa.types.is_list(kind) and pa.types.is_integer(kind.value_type):
+        return pa.array([optional(rng, [4, -1, 2**31 - 1][: rng.randint(0, 3)]) for _ in range(rows)], kind)
     if pa.types.is_list(kind):
         texts = column([some_bytes(rng) for _ in range(rows)])
         return pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), texts)
@@ -89,15 +93,19 @@ def column_of_options(rng: random.Random, kind: pa.DataType, rows: int) -> pa.Ar
     return pa.array([optional(rng, rng.choice([0, 4, -1, 2**31, 2**63 - 1])) for _ in range(rows)], kind)
 
 
-OPTION_TYPES = {
-    "max_tokens": [pa.int64(), pa.float64(), pa.string(), pa.decimal128(38, 2)],
-    "temperature": [pa.int64(), pa.float64(), pa.string(), pa.decimal128(38, 2)],
-    "top_p": [pa.float64(), pa.string()],
-    "top_k": [pa.int64(), pa.float64(), pa.string()],
-    "seed": [pa.int64(), pa.float64(), pa.string(), pa.decimal128(38, 2)],
-    "stop": [pa.string(), pa.list_(pa.string())],
-    "lora": [pa.string()],
-}
+_WHOLE = [pa.int64(), pa.float64(), pa.string(), pa.decimal128(38, 2)]
+
+
+def types_of_options(wanted: pa.DataType) -> list[pa.DataType]:
+    """Types of columns that may hold a setting's values."""
+    if pa.types.is_list(wanted):
+        return [*types_of_options(wanted.value_type)[-1:], pa.list_(wanted.value_type)]
+    if pa.types.is_integer(wanted):
+        return _WHOLE
+    return [pa.float64(), pa.string()] if pa.types.is_floating(wanted) else [wanted, pa.string()]
+
+
+OPTION_TYPES = {option.name: types_of_options(option.type) for option in OVERRIDES_TYPE}
 
 
 def some_options(rng: random.Random, rows: int) -> pa.Array:

@@ -6,13 +6,20 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    StructuredOutputsParams,
+)
 
 from pipemax.answers.asks import Ask, Reply
 from pipemax.answers.patterns.plain import plain_regex
 from pipemax.answers.patterns.schemas import for_guidance, for_xgrammar
 from pipemax.generation import RequestError, Sampling
+from pipemax.sampling import MOST_REPEATED_TOKENS
 from pipemax.wire import ErrorCode
+
+_FINISH_REASONS = ("stop", "length", "repetition", "abort")
 
 
 def sampling_params(
@@ -27,6 +34,7 @@ def sampling_params(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "seed": ask.seed,
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
@@ -42,12 +50,29 @@ def sampling_params(
         )
     return SamplingParams(
         max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
         stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        bad_words=list(sampling.bad_words),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        thinking_token_budget=sampling.thinking_tokens,
+        repetition_detection=_repetition_detection(sampling),
         structured_outputs=_structured_outputs(sampling, is_guidance=is_guidance),
         logprobs=0 if sampling.logprobs and not sampling.choice else None,
         flat_logprobs=True,
         skip_special_tokens=skip_special_tokens,
         **common,
+    )
+
+
+def _repetition_detection(sampling: Sampling) -> RepetitionDetectionParams | None:
+    if sampling.stop_repetition == 0:
+        return None
+    return RepetitionDetectionParams(
+        max_pattern_size=MOST_REPEATED_TOKENS, min_pattern_size=1, min_count=sampling.stop_repetition
     )
 
 
@@ -67,7 +92,7 @@ def _structured_outputs(sampling: Sampling, *, is_guidance: bool) -> StructuredO
 
 def told_of(sequence: CompletionOutput) -> Reply:
     """Return what vLLM told of an ask that has ended."""
-    if sequence.finish_reason not in ("stop", "length", "abort"):
+    if sequence.finish_reason not in _FINISH_REASONS:
         reason = f"the engine ended the row with {sequence.finish_reason!r}"
         return Reply(error=RequestError(code=ErrorCode.ENGINE_ERROR, message=reason))
     logprobs = sequence.logprobs

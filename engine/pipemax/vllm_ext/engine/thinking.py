@@ -22,6 +22,11 @@ from pipemax.vllm_ext.seam.vllm_types import VllmConfig
 
 _LAST_TOKENS = 32
 """In which a prompt's last mark is looked for; parsers' marks take up to ten tokens."""
+NO_THINKING_LIMIT = (
+    "thinking_tokens is given, and the engine's reasoning_parser does not say how thinking begins and ends; set "
+    "reasoning_config with reasoning_start_str and reasoning_end_str under vllm: in the engine config, or leave "
+    "thinking_tokens out"
+)
 
 
 class VllmThinking:
@@ -48,6 +53,9 @@ class VllmThinking:
         _check_that_it_splits(parser, self._request, name)
         self.skip_special_tokens = bool(self._request.skip_special_tokens)
         """Whether outputs may come without special tokens; some parsers find the thinking by them."""
+        config = vllm_config.reasoning_config
+        self.can_be_limited = config is not None and config.enabled
+        """Whether vLLM can end the thinking after so many tokens."""
         self._begin_of_turn = lru_cache(maxsize=64)(self._rendered_begin)
 
     def is_over(self, prompt: Sequence[int], sampling: Sampling) -> bool:

@@ -34,7 +34,7 @@ from pipemax.vllm_ext.engine.row_encoder import RowEncoder, core_prompt
 from pipemax.vllm_ext.engine.sampling import sampling_params, told_of
 from pipemax.vllm_ext.engine.stat_logger import EngineLedger, StatLogger
 from pipemax.vllm_ext.engine.step_watch import StepWatch
-from pipemax.vllm_ext.engine.thinking import VllmThinking
+from pipemax.vllm_ext.engine.thinking import NO_THINKING_LIMIT, VllmThinking
 from pipemax.vllm_ext.engine.time_account import TimeAccount, TimePart
 from pipemax.vllm_ext.launch.engine_room import admission_capacity_tokens, real_max_num_seqs
 from pipemax.vllm_ext.launch.known_check import NodeCheck
@@ -194,6 +194,10 @@ class VllmEngine:
             )
         elif name is not None and name not in self._adapters:
             message = unknown_adapter(name, list(self._adapters))
+        elif request.sampling.thinking_tokens is not None and (
+            self._thinking is None or not self._thinking.can_be_limited
+        ):
+            message = NO_THINKING_LIMIT
         else:
             return None
         return RequestError(code=ErrorCode.INVALID_PARAMETER, message=message)
