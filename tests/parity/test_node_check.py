@@ -140,6 +140,7 @@ def test_sums_that_depend_on_the_batch_are_no_fault_of_the_machine(kind: Kind, e
     assert "stock vLLM itself differs between two batch sizes" in tokens.detail
 
 
+@pytest.mark.long  # two engines; damaged bytes fail above too
 @pytest.mark.parametrize("kind", [V1_PIPELINE], ids=str)
 def test_tokens_pass_with_right_copies_and_fail_with_damaged_ones(kind: Kind, engine_of: EngineOf) -> None:
     right, damaged = compared(engine_of(kind), Fault.NONE, Fault.CORRUPT)

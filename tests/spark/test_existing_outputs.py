@@ -57,6 +57,7 @@ def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_colu
     assert run.spark.read.format("delta").load(run.output).schema["id"].nullable is False
 
 
+@pytest.mark.long  # the first test has the rest
 def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_its_rules_early(
     run: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,8 @@ def test_a_night_without_position_adds_nothing_and_the_next_one_goes_on_also_und
     assert not any(" of stream " in note for note, _ in before)
 
 
-@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_rows_that_a_skipped_commit_inserted_are_annotated_and_what_it_changed_is_named(
     nights: Nights, id_columns: tuple[str, ...]
 ) -> None:

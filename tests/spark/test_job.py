@@ -115,6 +115,7 @@ def test_a_dry_run_counts_and_writes_nothing(run: Jobs) -> None:
     assert r"the system message has \n as two characters" in " ".join(run.printed.split())
 
 
+@pytest.mark.long
 def test_a_dry_run_says_hours_and_cost_by_the_record_of_an_earlier_run_and_bounds_by_how_it_varied(
     run: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,6 @@ def restored(nights: Nights) -> None:
 
 
 CHANGED = "rows of input .* were updated or deleted since the last run.*--skip-changes.*--rescan once"
-IN_MAKE_TEST = {"vacuumed: rescan"}
 CASES = {
     "vacuumed": (vacuumed, "files that were appended since are gone.*--rescan once", [RESCAN]),
     "log cleaned": (log_cleaned, "no longer has all versions after 1.*--rescan once", [RESCAN]),
@@ -99,7 +98,7 @@ CASES = {
     "restored": (restored, CHANGED, [RESCAN]),
 }
 REMEDIES = [
-    pytest.param(history, said, remedy, id=case, marks=[pytest.mark.long] * (case not in IN_MAKE_TEST))
+    pytest.param(history, said, remedy, id=case, marks=pytest.mark.long)
     for name, (history, said, remedies) in CASES.items()
     for remedy in remedies
     for case in [f"{name}: {', '.join(remedy)}"]

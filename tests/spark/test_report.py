@@ -125,6 +125,7 @@ def test_only_closed_fields_of_a_schema_are_counted_and_prompts_that_the_output_
     assert sampled_prompts(page) == []
 
 
+@pytest.mark.long
 def test_a_nightly_job_shows_its_last_runs_next_to_each_other(run: Jobs) -> None:
 
     def night(rows: Mapping[int, str]) -> str:

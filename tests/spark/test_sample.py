@@ -41,6 +41,7 @@ def sample_prompts(rows: Any, columns: RequestColumns, rows_in: int) -> list[str
     return [request["prompt"] for request in sample_requests(rows, columns, rows_in)]
 
 
+@pytest.mark.long
 def test_a_sample_for_auto_reads_a_bounded_number_of_files(
     spark: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
     assert "nothing new to do" in run.printed
 
 
+@pytest.mark.long
 def test_a_run_is_judged_by_its_own_share_and_a_rerun_judges_the_last_one_again(run: Jobs) -> None:
     """The record is the table itself: between the runs, the driver's and the work directories go."""
 

@@ -87,9 +87,8 @@ def searches(work: Work) -> int:
 EVERY_ROW_ONCE = Counter((number, f"word {number % 900}") for number in range(NUM_ROWS))
 
 
-@pytest.mark.parametrize(
-    ("id_columns", "by_prefix"), [(("id",), False), pytest.param((), True, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("id_columns", "by_prefix"), [(("id",), False), ((), True)])
 def test_runs_that_die_one_after_the_other_prepare_once(
     run: Jobs, id_columns: tuple[str, ...], by_prefix: bool
 ) -> None:
