@@ -6,7 +6,7 @@ creating an ``OfflineEngine`` does.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Self
 
@@ -104,6 +104,10 @@ class OfflineEngine:
     def take_step_records(self) -> list[StepRecords]:
         """See ``Engine.take_step_records``."""
         return self._engine.take_step_records()
+
+    def speculate(self, replicas: Collection[int]) -> None:
+        """See ``Engine.speculate``."""
+        self._engine.speculate(replicas)
 
     def tuning_facts(self) -> TuningFacts | None:
         """See ``Engine.tuning_facts``."""

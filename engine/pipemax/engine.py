@@ -1,6 +1,6 @@
 """Define the interface of an engine that turns requests into completions; ``pipemax.vllm_ext`` implements it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -76,6 +76,15 @@ class Engine(Protocol):
         """Return the steps of each replica since the last call, an entry for each entry of ``most_limits``.
 
         Call this about once a second: a call also asks for the steps that the next one returns.
+        """
+
+    def speculate(self, replicas: Collection[int]) -> None:
+        """Have these replicas, by number, run with n-gram speculation, and the others without.
+
+        Those that change are started again, one after the other, while the others answer their rows. A replica that
+        does not start with it, or dies, comes back without. Rows that speculation may change
+        (``Sampling.can_speculate``) never run on one that speculates, and once one has come, none does.
+        ``ValueError`` for an engine without replicas, and for a number that no replica has.
         """
 
     def tuning_facts(self) -> TuningFacts | None:

@@ -23,6 +23,11 @@ _NEEDS_FREE_TEXT = ("min_tokens", "ignore_eos", "bad_words")
 """Settings that could leave a constrained answer without any token to go on with."""
 _NEEDS_TEXT = ("stop", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty")
 """Settings that make no sense where the model only chooses among texts."""
+_BY_TOKENS_BEFORE = (
+    *("min_tokens", "bad_words", "thinking_tokens", "stop_repetition"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Settings by which a token depends on those that the output has already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +191,17 @@ class Sampling:
     def is_constrained(self) -> bool:
         """Whether the answer must follow a schema, a choice, a regular expression or a grammar."""
         return bool(self.response_format or self.choice or self.regex or self.grammar)
+
+    @property
+    def can_speculate(self) -> bool:
+        """Whether vLLM's n-gram speculation leaves the answer as it is.
+
+        A sampled row has other random numbers with it. With choices there is one token to gain at most, and vLLM 0.32
+        drops the scores of choices from steps in which another row has drafts (``rejection_sampler.py``). What depends
+        on the tokens before has not been tried with drafts.
+        """
+        is_plain = self.temperature == 0.0 and not self.choice and not self.is_pooling
+        return is_plain and self._first_set(_BY_TOKENS_BEFORE) is None
 
     def __post_init__(self) -> None:
         self._check_task()

@@ -77,6 +77,8 @@ class FakeEngine(IdleEngine):
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._options = FakeOptions(**config.vllm.get("fake", {}))
+        if "speculative_config" in config.vllm:
+            self._options = dataclasses.replace(self._options, **self._options.speculating)
         super().__init__(self._options.most_limits, self._options.tunings)
         time.sleep(self._options.load_s)
         _wait_for_others(self._options)
@@ -95,6 +97,7 @@ class FakeEngine(IdleEngine):
         if self._options.dies == "of its GPU":
             self._death = GPU_FAULT
         self.counts = FakeCounts()
+        self._output_tokens = 0
         self._last_prompts: deque[list[str]] = deque(maxlen=self._options.prefix_memory)
         self._prefix_words = self._prefix_hits = 0
         self._child = start_child(self._options) if self._options.child_process else None
@@ -144,15 +147,18 @@ class FakeEngine(IdleEngine):
         return self._options.admission_credit_tokens
 
     def stats(self) -> EngineStats:
-        running = len(self._in_flight)
+        held = len(self._in_flight)
+        running = held if self._options.most_running is None else min(held, self._options.most_running)
         metrics = {"child_pid": float(self._child.pid)} if self._child else {}
         metrics |= {name: float(value) for name, value in dataclasses.asdict(self.counts).items()}
         if self._prefix_words:
             metrics["prefix_cache_hit_rate"] = self._prefix_hits / self._prefix_words
+        metrics["output_tokens"] = float(self._output_tokens)
         phase = "decode" if running else "idle"
         return EngineStats(
             phase=phase,
             running_requests=running,
+            waiting_requests=held - running,
             kv_usage=min(1.0, running / 1000),
             metrics=metrics,
             policy=self._policy(),
@@ -187,6 +193,7 @@ class FakeEngine(IdleEngine):
         while self._queue and self._queue[0][0] < window and not self._is_held():
             _, _, request_id, completion = heapq.heappop(self._queue)
             self._in_flight.remove(request_id)
+            self._output_tokens += completion.completion_tokens
             done.append(completion)
             self._last_end_s = time.monotonic()
         return done

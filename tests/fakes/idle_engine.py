@@ -1,6 +1,6 @@
 """An engine without rows, for fakes to be made of: its limits, and records that show by which of them it would run."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipemax.api import Completion, EngineStats
 from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, check_limits
@@ -42,10 +42,13 @@ class IdleEngine:
         check_limits(limits, self._most)
         self._limits = [*limits]
 
+    def speculate(self, replicas: Collection[int]) -> None:
+        raise ValueError("a fake engine has no replicas")
+
     def tuning_facts(self) -> TuningFacts | None:
         if self._tunings is None:
             return None
-        return TuningFacts(kv_blocks=1_000, block_tokens=16, kept_in=self._tunings)
+        return TuningFacts(kv_blocks=1_000, block_tokens=16, kept_in=self._tunings, can_speculate=True)
 
     def take_step_records(self) -> list[StepRecords]:
         """Return one step, as full as the limits allow."""

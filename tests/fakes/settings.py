@@ -40,6 +40,10 @@ class FakeOptions:
     """The tokens and the running rows of its steps, which may then change; fixed if there are none."""
     tunings: str | None = None
     """The file of its remembered tunings; without one it is not tuned."""
+    most_running: int | None = None
+    """Rows beyond these count as waiting."""
+    speculating: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Options that take the place of these where the config has a ``speculative_config``."""
     prefix_memory: int = 0
     """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
     dies: Literal["at once", "of any row", "of its GPU"] | None = None

@@ -62,6 +62,8 @@ class TuningFacts:
     block_tokens: int
     kept_in: str
     """The file that keeps the tunings of engines like it: this model, GPU, layout and version of vLLM."""
+    can_speculate: bool = False
+    """Whether it can be started again with n-gram speculation, and greedy rows keep their tokens then."""
 
 
 def _no_counts() -> Counts:

@@ -7,7 +7,7 @@ node.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from pipemax.config import EngineConfig
@@ -15,6 +15,9 @@ from pipemax.domain.units import GIB
 from pipemax.node.gpus import pipeline_parallel_size
 from pipemax.node.host_pool_size import host_pool_bytes
 from pipemax.replicas.hardware import Gpu, Hardware
+
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+"""vLLM's ``speculative_config``; ``pipemax tune`` tries the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,12 @@ def stages_of_replica(config: EngineConfig, *, num_gpus: int) -> int:
         raise ValueError(
             f"each of {count} replicas gets {num_gpus // count} of {num_gpus} GPUs: {error}"
         ) from None
+
+
+def speculating(share: Share) -> Share:
+    """Return the share of a replica that runs the same with n-gram speculation."""
+    arguments = {**share.config.vllm, "speculative_config": SPECULATION}
+    return replace(share, config=share.config.model_copy(update={"vllm": arguments}))
 
 
 def _divide_gpus(gpus: Sequence[Gpu], count: int) -> list[tuple[Gpu, ...]]:

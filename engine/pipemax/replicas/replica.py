@@ -1,7 +1,7 @@
 """What the parent knows of one replica, through all of its lives. Plain bookkeeping; the caller holds the lock."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -48,10 +48,18 @@ class Replica:
     process: ReplicaProcess | None = None
     state: ReplicaState = ReplicaState.RESTING
     starts: int = 0
+    speculates: bool = False
+    """Whether its present life runs with n-gram speculation."""
+    is_replaced: bool = False
+    """Its present life is being ended, to be followed by one with n-gram speculation or without."""
     fruitless: int = 0
     """Deaths since its last completion."""
     due_s: float = 0.0
     """When it starts again, if it rests."""
+    began_s: float = 0.0
+    """When its present life began."""
+    start_s: float = 0.0
+    """How long its latest start took."""
     heard_s: float = 0.0
     last_words: str = ""
     """Why it says that it ends."""
@@ -79,16 +87,19 @@ class Replica:
     def is_up(self) -> bool:
         return self.state is ReplicaState.UP
 
-    def begin_life(self, process: ReplicaProcess) -> None:
+    def begin_life(self, process: ReplicaProcess, *, now_s: float, speculates: bool) -> None:
         """Note that its process starts."""
         self.process, self.state, self.last_words = process, ReplicaState.STARTING, ""
+        self.began_s, self.speculates, self.is_replaced = now_s, speculates, False
         self.starts += 1
         self._submits = 0
 
     def note_started(self, started: Started, *, input_open: bool) -> None:
         """Note that it can take rows, and tell it what the others were told before."""
         self.state, self.policy, self.most_limits = ReplicaState.UP, started.policy, started.most_limits
-        self.tuning = started.tuning
+        self.start_s = self.heard_s - self.began_s
+        if not self.speculates:  # with it, an engine is another one to those who remember
+            self.tuning = started.tuning
         self.send(InputOpen(is_open=input_open))
         if self.limits is None:
             self.limits = started.limits
@@ -118,6 +129,11 @@ class Replica:
         self._report = None
         self._unheard.clear()
         self.state = ReplicaState.ENDING
+
+    def kill(self) -> None:
+        """Kill all processes of its present life."""
+        assert self.process is not None, self
+        self.process.kill()
 
     def send(self, message: ToReplica) -> None:
         assert self.process is not None, self
@@ -150,10 +166,13 @@ class Replica:
     def figures(self) -> dict[str, Any]:
         """Return what reports show of it, as plain values."""
         stats = self._report.stats if self._report is not None else EngineStats()
+        in_all = self.stats() or stats
         return {
             "replica": self.number,
             "state": self.state.value,
             "restarts": max(0, self.starts - 1),
+            "start_s": self.start_s,
+            "speculates": self.speculates,
             "pid": None if self.process is None else self.process.pid,
             "gpus": list(self.share.gpus),
             "cores": len(self.share.cores),
@@ -165,4 +184,12 @@ class Replica:
             "rows_done": self.rows_done,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "output_tokens": in_all.metrics.get("output_tokens", 0.0),
         }
+
+
+def next_to_change(replicas: Sequence[Replica], speculating: Collection[int]) -> Replica | None:
+    """Return a replica that is to begin or to leave speculation, while all are up: they change one after the other."""
+    if any(replica.is_replaced or not replica.is_up for replica in replicas):
+        return None
+    return next((one for one in replicas if one.speculates != (one.number in speculating)), None)

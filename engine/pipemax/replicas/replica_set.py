@@ -10,17 +10,15 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from pipemax.config import EngineConfig, Policy
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts, check_limits
 from pipemax.engine import EngineStats
 from pipemax.generation import Completion, GenerationRequest
-from pipemax.policy.compare import ChosenPolicy, PolicyChoice
-from pipemax.replicas.division import divide
+from pipemax.replicas.division import divide, speculating
 from pipemax.replicas.hardware import Hardware, read_hardware
 from pipemax.replicas.messages import (
     Abort,
@@ -35,11 +33,11 @@ from pipemax.replicas.messages import (
     Stop,
 )
 from pipemax.replicas.process import Event, Events, Gone, Heard, ReplicaProcess, Silenced
-from pipemax.replicas.replica import Replica, ReplicaState, RestartLimits
+from pipemax.replicas.replica import Replica, ReplicaState, RestartLimits, next_to_change
 from pipemax.replicas.routing import Router
 from pipemax.replicas.row_book import Row, RowBook
 from pipemax.replicas.row_estimates import RowEstimates
-from pipemax.replicas.summed_stats import summed
+from pipemax.replicas.summed_stats import choice_of_all, summed
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +80,10 @@ class ReplicaSet:
         self._died: EngineDiedError | None = None
         self._level_tokens: float | None = None
         """Most work of a live replica while another is away: the rest waits for the one that comes back."""
+        self._speculating: frozenset[int] = frozenset()
+        """The replicas that are to run with n-gram speculation."""
         self._start_all(measures=config.policy is not Policy.VLLM and not config.is_pooling)
-        self.policy_choice = _choice_of_all(self._replicas[1].policy, len(self._replicas))
+        self.policy_choice = choice_of_all(self._replicas[1].policy, len(self._replicas))
 
     # -- any thread -------------------------------------------------------------------------------------------
 
@@ -94,6 +94,9 @@ class ReplicaSet:
                 raise self._died
             for request in requests:
                 self._rows.add(request, self._estimates.estimate(request))
+            if self._speculating and not all(request.sampling.can_speculate for request in requests):
+                log.info("a row has come that n-gram speculation may change: no replica keeps it")
+                self._speculating = frozenset()
             self._dispatch()
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -139,6 +142,13 @@ class ReplicaSet:
             return next(
                 (replica.tuning for replica in self._replicas.values() if replica.tuning is not None), None
             )
+
+    def speculate(self, replicas: Collection[int]) -> None:
+        """See ``Engine.speculate``."""
+        if unknown := set(replicas) - self._replicas.keys():
+            raise ValueError(f"replicas {sorted(unknown)}: the engine has 1 to {len(self._replicas)}")
+        with self._lock:
+            self._speculating = frozenset(replicas if self._rows.can_all_speculate() else ())
 
     def admission_credit_tokens(self) -> int:
         """Return what all replicas that are up can take together; see ``Engine.admission_credit_tokens``."""
@@ -228,6 +238,9 @@ class ReplicaSet:
     def _up(self) -> list[Replica]:
         return [replica for replica in self._replicas.values() if replica.is_up]
 
+    def _staying(self) -> list[Replica]:
+        return [r for r in self._replicas.values() if r.state is not ReplicaState.GIVEN_UP]
+
     def _take(self, event: Event) -> list[Completion]:
         """Take an event in; return the rows that it ends."""
         replica = self._replicas[event.process.number]
@@ -277,11 +290,15 @@ class ReplicaSet:
         self._level_tokens = max(level, self._level_tokens or 0.0)
         lost_ids = self._rows.ids_sent(replica.number)
         is_fault, replica.has_machine_fault = replica.has_machine_fault, False
-        again = self._rows.lose(replica.number, to_blame=not is_fault)
+        is_crash = not replica.is_replaced and not replica.speculates
+        again = self._rows.lose(replica.number, to_blame=is_crash and not is_fault)
         self._router.forget(replica.number)
         if replica.state is ReplicaState.GIVEN_UP:  # the set closes
             return
         replica.end_life()
+        if not is_crash:
+            self._note_change(replica, reason, num_rows=len(lost_ids))
+            return
         replica.fruitless += 1
         rest_s = self._limits.first_rest_s * 2 ** (replica.fruitless - 1)
         replica.due_s = time.monotonic() + min(rest_s, self._limits.longest_rest_s)
@@ -303,30 +320,45 @@ class ReplicaSet:
                 message = f"the engine died: no replica is left ({reason})"
                 self._died = EngineDiedError(message, is_machine_fault=is_fault)
 
+    def _note_change(self, replica: Replica, reason: str, *, num_rows: int) -> None:
+        """Have a replica start again that was to change, or that speculation has ended: that is no crash."""
+        replica.due_s = 0.0
+        if replica.is_replaced:
+            how = "with" if replica.number in self._speculating else "without"
+            message = "replica %d starts again %s n-gram speculation; others get its %d rows"
+            log.info(message, replica.number, how, num_rows)
+        else:
+            self._speculating -= {replica.number}
+            message = "replica %d has ended with n-gram speculation, and starts again without: %s"
+            log.warning(message, replica.number, reason)
+
     def _tend(self) -> None:
-        """Start replicas whose rest is over, and kill those that hang."""
+        """Start replicas whose rest is over, and end those that hang or are to change."""
         now_s = time.monotonic()
+        changing = next_to_change(self._staying(), self._speculating) if self._died is None else None
+        if changing is not None:
+            changing.is_replaced = True
+            changing.kill()
         for replica in self._replicas.values():
             if replica.state is ReplicaState.RESTING and now_s >= replica.due_s and self._died is None:
                 self._start(replica)
             elif replica.is_up and now_s - replica.heard_s > self._limits.silence_s:
                 replica.last_words = f"it said nothing for {self._limits.silence_s:.0f} s"
                 replica.heard_s = now_s
-                assert replica.process is not None
-                replica.process.kill()
+                replica.kill()
 
     def _start(self, replica: Replica, *, others_wait: bool = False) -> None:
-        process = ReplicaProcess(
-            replica.number, replica.share, self._command, self._events, others_wait=others_wait
-        )
-        replica.begin_life(process)
+        speculates = replica.number in self._speculating
+        share = speculating(replica.share) if speculates else replica.share
+        process = ReplicaProcess(replica.number, share, self._command, self._events, others_wait=others_wait)
+        replica.begin_life(process, now_s=time.monotonic(), speculates=speculates)
 
     def _dispatch(self) -> None:
         """Send waiting rows to the replicas that are up."""
         up = self._up()
         if self._died is not None or not up:
             return
-        staying = [r for r in self._replicas.values() if r.state is not ReplicaState.GIVEN_UP]
+        staying = self._staying()
         if len(up) == len(staying):
             self._level_tokens = None
         rows: dict[int, list[Row]] = {}
@@ -337,6 +369,8 @@ class ReplicaSet:
             if len(staying) > 1 and row.lost_by is not None:
                 # Not to the same again: if it is the row, another dies of it; if it is the replica, none does.
                 work.pop(row.lost_by, None)
+            if not row.request.sampling.can_speculate:
+                work = {n: tokens for n, tokens in work.items() if not self._replicas[n].speculates}
             if work:
                 number = self._router.choose(row.prefixes, work)
                 self._rows.send(row, number)
@@ -350,13 +384,3 @@ class ReplicaSet:
     def _has_room(self, replica: Replica, row: Row) -> bool:
         work = self._rows.work_tokens(replica.number)
         return self._level_tokens is None or work == 0 or work + row.expected_tokens <= self._level_tokens
-
-
-def _choice_of_all(policy: dict[str, Any], count: int) -> PolicyChoice:
-    """Return the choice of the first replica, as that of all: they have measured the same."""
-    choice = PolicyChoice(**{**policy, "chosen": ChosenPolicy(policy["chosen"])})
-    return replace(
-        choice,
-        reason=f"in each of {count} replicas: {choice.reason}",
-        predicted_tokens_per_s={name: count * rate for name, rate in choice.predicted_tokens_per_s.items()},
-    )

@@ -56,6 +56,10 @@ class RowBook:
     def num_waiting(self) -> int:
         return len(self._by_id) - sum(len(sent.rows) for sent in self._sent.values())
 
+    def can_all_speculate(self) -> bool:
+        """Tell whether n-gram speculation changes the answer of no row."""
+        return all(row.request.sampling.can_speculate for row in self._by_id.values())
+
     def ids_sent(self, replica: int) -> frozenset[str]:
         """Return the request ids of the rows that a replica has."""
         return frozenset(row.request.request_id for row in self._sent[replica].rows.values())

@@ -5,8 +5,11 @@ died stays counted.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from pipemax.engine import EngineStats
+from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 
 _COUNTS = frozenset(
     {
@@ -58,6 +61,16 @@ def summed(stats: Sequence[EngineStats]) -> EngineStats:
         kv_usage=sum(one.kv_usage for one in stats) / len(stats),
         metrics={name: _together(name, [one.metrics for one in stats]) for name in sorted(names)},
         policy=stats[0].policy,
+    )
+
+
+def choice_of_all(policy: dict[str, Any], count: int) -> PolicyChoice:
+    """Return the choice of the first replica, as that of all: they have measured the same."""
+    choice = PolicyChoice(**{**policy, "chosen": ChosenPolicy(policy["chosen"])})
+    return replace(
+        choice,
+        reason=f"in each of {count} replicas: {choice.reason}",
+        predicted_tokens_per_s={name: count * rate for name, rate in choice.predicted_tokens_per_s.items()},
     )
 
 

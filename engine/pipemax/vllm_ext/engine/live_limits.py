@@ -14,11 +14,14 @@ from pipemax.vllm_ext.seam.vllm_types import LLMEngine, VllmConfig
 
 def tuning_facts(config: EngineConfig, vllm_config: VllmConfig) -> TuningFacts:
     """Return what a tuner must know of an engine that has started, so that its KV blocks are known."""
-    cache = vllm_config.cache_config
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    # Recurrent layers lose accepted tokens after a step without drafts (vllm-project/vllm#39273, open).
+    is_recurrent = model.is_hybrid or model.has_inner_state
     return TuningFacts(
         kv_blocks=cache.num_gpu_blocks or 1,
         block_tokens=cache.block_size,
         kept_in=str(cache_file(TUNINGS, config.model, engine_facts(config, vllm_config), suffix=".yaml")),
+        can_speculate=not is_recurrent and "speculative_config" not in config.vllm_arguments,
     )
 
 

@@ -7,7 +7,7 @@ its own; when one dies, ``step`` raises, and the next ``poll`` raises that as En
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 
@@ -228,6 +228,9 @@ class VllmEngine:
         if self._limits.ceilings:
             self._commands.put(self._limits.ask)
         return self._limits.take()
+
+    def speculate(self, replicas: Collection[int]) -> None:
+        raise ValueError("this engine has no replicas that could be started again with n-gram speculation")
 
     def tuning_facts(self) -> TuningFacts | None:
         return tuning_facts(self._config, self._vllm.vllm_config) if self._limits.ceilings else None
