@@ -14,25 +14,32 @@ from pipemax_spark.executor.client import complete
 from tests.fakes.collector import FakeCollector
 from tests.serve.support import options, request_batch, server_stats
 
-_LIMITS = StepLimits(step_tokens=2_048, running_rows=16)
+_LIMITS = (2_048, 16)
 _BATCH_ROWS, _MOST_BATCHES = 8, 3_000
-_OF_CHOICES = Entry(
-    kind=TableKind(
-        mean_prompt=4.0, mean_output=1.0, prompt_spread=0.0, shared_share=0.0, is_constrained=True
-    ),
-    limits=_LIMITS,
-    costs=WorkCosts(prompt_token_s=1e-5, decode_s=1e-5, kv_token_s=0.0, prompts_per_output=4.0),
-    gain=None,
-    pairs=4,
-    date="2026-11-27",
+_OF_CHOICES = TableKind(
+    mean_prompt=4.0, mean_output=1.0, prompt_spread=0.0, shared_share=0.0, is_constrained=True
 )
+_OF_PROMPTS = TableKind(mean_prompt=2.0, mean_output=4.0, prompt_spread=0.0, shared_share=0.0)
+
+
+def remember(tunings: Path, limits: tuple[int, int], kind: TableKind = _OF_PROMPTS) -> None:
+    """Write down that these limits are the best for tables of the kind: at first, prompts of two words."""
+    entry = Entry(
+        kind=kind,
+        limits=StepLimits(step_tokens=limits[0], running_rows=limits[1]),
+        costs=WorkCosts(prompt_token_s=1e-5, decode_s=1e-5, kv_token_s=0.0, prompts_per_output=4.0),
+        gain=None,
+        pairs=4,
+        date="2026-11-27",
+    )
+    keep_entry(tunings, entry)
 
 
 def test_rows_with_choices_find_the_tuning_of_a_table_with_choices(
     shared_engine_python: str, tmp_path: Path
 ) -> None:
     tunings = tmp_path / "model.yaml"
-    keep_entry(tunings, _OF_CHOICES)
+    remember(tunings, _LIMITS, _OF_CHOICES)
     with FakeCollector() as collector:
         collector.outlook = JobOutlook(job_id="choices", rows_left=1_000_000, engines=1)
         opts = options(
@@ -40,7 +47,7 @@ def test_rows_with_choices_find_the_tuning_of_a_table_with_choices(
             generation=GenerationSpec(choice=("yes", "no")),
             collector=collector.address("t"),
             job_id="choices",
-            most_limits=[_LIMITS.step_tokens, _LIMITS.running_rows],
+            most_limits=_LIMITS,
             tunings=str(tunings),
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from pipemax.domain.step_records import StepLimits
+from pipemax.tuning.canary import Speculation
 from pipemax.tuning.race import Estimate
 from pipemax.tuning.step_fit import WorkCosts
 from pipemax.tuning.table import Lengths
@@ -88,6 +89,8 @@ class Entry:
     """As ``Tuned.gain``."""
     pairs: int
     date: str
+    speculation: Speculation | None = None
+    """What a trial of n-gram speculation came to; None without one."""
 
     @classmethod
     def of(cls, tuned: Tuned, kind: TableKind, costs: WorkCosts, *, date: str) -> Self:
@@ -140,16 +143,21 @@ def keep_entry(path: Path, entry: Entry) -> None:
 
 
 def _entry(values: dict[str, Any]) -> Entry:
-    gain = values["gain"]
+    gain, tried = _estimate(values["gain"]), values.get("speculation")
     entry = Entry(
         **{
             **values,
             "kind": TableKind(**values["kind"]),
             "limits": StepLimits(**values["limits"]),
             "costs": WorkCosts(**values["costs"]),
-            "gain": None if gain is None else Estimate(**gain),
+            "gain": gain,
+            "speculation": tried and Speculation(**{**tried, "gain": _estimate(tried["gain"])}),
         }
     )
     if min(entry.costs.prompt_token_s, entry.costs.decode_s, entry.kind.mean_prompt) <= 0:
         raise ValueError(f"an entry has costs or lengths that are not positive: {entry}")
     return entry
+
+
+def _estimate(values: dict[str, float] | None) -> Estimate | None:
+    return None if values is None else Estimate(**values)

@@ -33,11 +33,15 @@ class Tuned:
 
     def _gain(self) -> str:
         if self.gain is not None:
-            low, high = _percent(self.gain.low), _percent(self.gain.high)
-            return f"{_percent(self.gain.mean):+.1f} % ({low:.1f} … {high:.1f})"
+            return gain_text(self.gain)
         if self.predicted_gain is not None:
             return f"{_percent(self.predicted_gain):+.1f} % (simulated, not raced)"
         return "not compared"
+
+
+def gain_text(gain: Estimate) -> str:
+    """Return a gain with its interval, as "+3.1 % (1.2 … 5.0)"."""
+    return f"{_percent(gain.mean):+.1f} % ({_percent(gain.low):.1f} … {_percent(gain.high):.1f})"
 
 
 def _percent(log_ratio: float) -> float:

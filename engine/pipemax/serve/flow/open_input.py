@@ -22,8 +22,9 @@ _LONG_GAP_S = 10.0
 _TRAITS: Mapping[str, Callable[[GenerationRequest], bool]] = {
     "is_constrained": lambda row: row.sampling.is_constrained,
     "has_images": lambda row: bool(row.images),
+    "may_not_speculate": lambda row: not row.sampling.can_speculate,
 }
-"""What a row may have, by its name in ``tuning.remembered.TableKind``."""
+"""What a row may have, by its name in ``tuning.remembered.TableKind``; and whether speculation may change it."""
 
 
 class InputWatch:
@@ -100,7 +101,7 @@ class InputWatch:
             return frozenset(self._streams.values())
 
     def traits(self) -> frozenset[str]:
-        """Return what rows of the jobs whose input is open have had: ``is_constrained``, ``has_images``."""
+        """Return what rows of the jobs whose input is open have had, by their names in ``_TRAITS``."""
         with self._lock:
             return frozenset().union(*(self._traits.get(job, ()) for job in self._streams.values()))
 
