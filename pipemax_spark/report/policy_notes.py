@@ -49,6 +49,8 @@ class PolicyNotes:
                     self._terminal.say("Layout", layout)
                     self._tracker.tag({"layout": layout})
             if is_ours and server.tuning and server.tuning not in self.tunings:
+                # A line that goes on takes the place of what was said of the same tuning before.
+                self.tunings = [line for line in self.tunings if not server.tuning.startswith(line)]
                 self.tunings.append(server.tuning)
                 self._terminal.say("Tuned", server.tuning.removeprefix("Tuned: "))
                 self._tracker.tag({"tuning": server.tuning})

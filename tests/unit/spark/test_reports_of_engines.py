@@ -263,6 +263,19 @@ def test_policy_and_layout_are_told_of_the_job_s_own_engine_and_not_of_the_one_b
     assert [choice["reason"] for choice in notes.choices] == ["ours"]
 
 
+def test_a_tuning_that_goes_on_is_one_line_of_the_report(tmp_path: Path) -> None:
+    terminal = Terminal(Console(file=StringIO(), width=200))
+    tracker = Tracker("", local_store=tmp_path, warn=terminal.warn)
+    lines = ["Tuned: steps of 8,192", "Tuned: steps of 8,192; n-gram speculation: +20 %, taken"]
+    with Collector(host="127.0.0.1", bind_hosts=["127.0.0.1"], job_id="job") as collector:
+        notes = PolicyNotes(collector, terminal, tracker)
+        for second, line in enumerate(lines):
+            stats = report(at_s=float(second), job=JobStats(rows_done=1))
+            outlook_after(collector, replace(stats, tuning=line))
+            notes.look()
+    assert notes.tunings == lines[1:]
+
+
 @pytest.mark.parametrize(
     ("engine", "wanted"),
     [
