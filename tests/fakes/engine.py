@@ -33,12 +33,13 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax.api import Completion, EngineStats, GenerationRequest, Image, Message, RequestError
 from pipemax.checkpoint.image_sources import ImageSourceError, read_source
 from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.domain.step_records import StepRecords
 from pipemax.node.gpu_faults import is_gpu_fault
 from pipemax.wire import ErrorCode
 from tests.fakes.answers import answered
@@ -46,6 +47,9 @@ from tests.fakes.engine_child import start_child
 from tests.fakes.idle_engine import IdleEngine
 from tests.fakes.pooled import pooled
 from tests.fakes.settings import GPU_FAULT, KERNEL_ASSERTION, FakeOptions
+
+if TYPE_CHECKING:
+    from tests.unit.tuning.synthetic_engine import SyntheticEngine
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +100,7 @@ class FakeEngine(IdleEngine):
             self._death = "the fake died at once, as it was told"
         if self._options.dies == "of its GPU":
             self._death = GPU_FAULT
+        self._steps = _synthetic() if self._options.steps_s else None
         self.counts = FakeCounts()
         self._output_tokens = 0
         self._last_prompts: deque[list[str]] = deque(maxlen=self._options.prefix_memory)
@@ -145,6 +150,16 @@ class FakeEngine(IdleEngine):
 
     def admission_credit_tokens(self) -> int:
         return self._options.admission_credit_tokens
+
+    def take_step_records(self) -> list[StepRecords]:
+        if self._steps is None:
+            return super().take_step_records()
+        self._steps.limits = self.limits()[0]
+        end_s = self._steps.now_s + self._options.steps_s
+        parts = []
+        while self._steps.now_s < end_s:
+            parts.append(self._steps.advance()[0])
+        return [StepRecords.joined(parts)]
 
     def stats(self) -> EngineStats:
         held = len(self._in_flight)
@@ -351,6 +366,12 @@ def _parts(turn: Message) -> tuple[str | Image, ...]:
 
 def _error(request: GenerationRequest, code: ErrorCode, message: str) -> Completion:
     return Completion(request_id=request.request_id, error=RequestError(code=code, message=message))
+
+
+def _synthetic() -> "SyntheticEngine":
+    from tests.unit.tuning.synthetic_engine import SyntheticEngine, memory_bound
+
+    return SyntheticEngine(memory_bound)
 
 
 def _wait_for_others(options: FakeOptions) -> None:

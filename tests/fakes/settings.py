@@ -38,6 +38,8 @@ class FakeOptions:
     close_s: float = 0.0
     most_limits: tuple[int, int] | None = None
     """The tokens and the running rows of its steps, which may then change; fixed if there are none."""
+    steps_s: float = 0.0
+    """Its records are of steps of a synthetic engine, for as many seconds each time that they are taken."""
     tunings: str | None = None
     """The file of its remembered tunings; without one it is not tuned."""
     most_running: int | None = None

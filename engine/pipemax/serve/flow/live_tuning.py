@@ -184,7 +184,11 @@ class _Tuning:
             if len(self._lengths) < _ROWS_TO_KNOW_THE_KIND or len(records) != len(self._limits):
                 return False
             lengths, self._tuner = self._lengths, self._begin()
+            log.info("tuning: %s", self._tuner.stage)
+        stage = self._tuner.stage
         limits = [*self._tuner.observe(records, lengths, expected_s=self._expected_s(rows_left, now_s))]
+        if self._tuner.stage is not stage:
+            log.info("tuning: %s", self._tuner.stage)
         if limits != self._limits:
             self._engine.set_limits(limits)
             self._limits = limits

@@ -1,91 +1,17 @@
 """A served engine of two replicas tries n-gram speculation on one of them while rows run, and remembers the result."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipemax.api import Completion, GenerationRequest, Sampling
 from pipemax.config import EngineConfig
-from pipemax.replicas.replica_set import ReplicaSet
-from pipemax.serve.flow.live_tuning import MAY_NOT_SPECULATE, LiveTuning
-from pipemax.tuning.canary import CanaryRules
+from pipemax.serve.flow.live_tuning import MAY_NOT_SPECULATE
 from pipemax.tuning.remembered import load_entries
-from tests.fakes.settings import expected_text
 from tests.serve.test_tuning import remember
 from tests.unit.replicas.test_replica_set import replica_set
 from tests.unit.replicas.test_speculation import STRICT, seen
-
-CONFIG = EngineConfig(model="fake", replicas=2)
-IN_FLIGHT = 100
-FASTER = 5.0
-"""The tuning's clock runs as many times faster."""
-
-
-class OneJob:
-    def __init__(self) -> None:
-        self.has: frozenset[str] = frozenset()
-
-    def jobs(self) -> frozenset[str]:
-        return frozenset({"job"})
-
-    def share_left(self) -> int:
-        return 1_000_000
-
-    def traits(self) -> frozenset[str]:
-        return self.has
-
-
-class Served:
-    """An engine, its rows and its tuning."""
-
-    def __init__(self, engine: ReplicaSet, config: EngineConfig = CONFIG) -> None:
-        self.engine, self._config, self.job = engine, config, OneJob()
-        self.rows: dict[int, Completion] = {}
-        self._sent = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """As for another job."""
-        rules = CanaryRules(pairs=2, block_s=FASTER)
-        self.tuning = LiveTuning(self.job, lambda: FASTER * time.monotonic(), canary_rules=rules)
-
-    def run_until(self, condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline_s, (self.tuning.note, self.engine.stats().replicas)
-            self.step()
-
-    def step(self) -> None:
-        """Send as many rows as have ended, and take those that end."""
-        if count := IN_FLIGHT - (self._sent - len(self.rows)):
-            self.submit(count)
-        ended = self.engine.poll(0.05)
-        for row in ended:
-            assert self.rows.setdefault(int(row.request_id), row) is row, "each row comes once"
-        self.tuning.learn(ended)
-        self.tuning.see(self.engine, self._config)
-
-    def submit(self, count: int, **sampling: Any) -> None:
-        numbers = range(self._sent, self._sent + count)
-        self.engine.submit(
-            [
-                GenerationRequest(request_id=f"{n}", prompt=f"prompt {n}", sampling=Sampling(**sampling))
-                for n in numbers
-            ]
-        )
-        self._sent += count
-
-    def finish(self) -> None:
-        """Take the rows that are left, and expect the answer of each."""
-        while len(self.rows) < self._sent:
-            for row in self.engine.poll(0.05):
-                assert self.rows.setdefault(int(row.request_id), row) is row, "each row comes once"
-        assert {n: row.text for n, row in self.rows.items()} == {
-            n: expected_text(f"prompt {n}") for n in range(self._sent)
-        }
+from tests.unit.serve.flow.served_replicas import CONFIG, Served
 
 
 def options(tmp_path: Path, **speculating: Any) -> dict[str, Any]:
