@@ -1,12 +1,14 @@
 """The tuner's choice against a grid of limits, on this machine's CPU: one engine of stock vLLM, whose limits change.
 
-    python lab/bench/tuner_on_cpu.py --json FILE [--rounds 5] [--seconds 6] [--gpu-blocks 400] [--lengths uniform]
+    python lab/bench/tuner_on_cpu.py --json FILE [--rounds 5] [--seconds 6] [--gpu-blocks 400] [--lengths sharegpt]
 
 The model is that of ``engine_vs_vllm.py``, with 93 million parameters in float32, in one stage. First the engine tunes
 itself as in a job, in shorter blocks, on rows that never end; then each round measures all 16 pairs of limits and the
-tuner's choice in a random order: output tokens per second, after a third of the time in which nothing is measured.
-What slows the machine for some minutes so slows all of them. The table at the end gives medians with the least and the
-most, and the regret: how far the choice is below the pair with the best median, which is the luckiest of 16 too.
+tuner's choice in a random order, after a third of the time in which nothing is measured. What slows the machine for
+some minutes so slows all of them. A rate is the work of the steps per second, with the weights of prompt and output
+tokens that the tuner has fitted: in so short a time output tokens alone would say which pair was busy with prompts.
+The table at the end gives medians with the least and the most, in hundredths of the best median, and the regret: how
+far the choice is below the pair with the best median, which is the luckiest of 16 too.
 
 A measurement is written to FILE at once, as a line of JSON; started again with it, the script goes on where it ended.
 """
@@ -24,12 +26,16 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from lab.bench.engine_vs_vllm import Load, engine_config, make_requests
 from pipemax.api import Completion, GenerationRequest, OfflineEngine
 from pipemax.config import EngineConfig
-from pipemax.domain.step_records import StepLimits
+from pipemax.domain.step_records import StepLimits, StepRecords
 from pipemax.serve.flow.live_tuning import LiveTuning
+from pipemax.tuning.remembered import Entry, load_entries
 from pipemax.tuning.rules import TuningRules
+from pipemax.tuning.step_fit import WorkCosts
 from tests.parity.make_model import MEDIUM, make_model
 
 STEP_TOKENS = (64, 128, 256, 512)
@@ -39,6 +45,7 @@ RULES = TuningRules(max_s=150.0, least_table_s=1.0, sweep_setting_s=3.0, block_s
 """Shorter than a job's, whose step times are far less noisy in a second: there are few steps on a CPU."""
 IN_FLIGHT = 3 * max(RUNNING_ROWS)
 DIFFERENT_ROWS = 2_000
+_ANSWER_S = 0.3
 
 
 class EndlessTable:
@@ -71,27 +78,37 @@ class Running:
         self._in_flight -= len(ended)
         return ended
 
-    def tuned(self, config: EngineConfig) -> tuple[StepLimits, str]:
-        """Let the engine tune itself; return its limits, and what the tuning says."""
+    def tuned(self, config: EngineConfig) -> tuple[Entry, str]:
+        """Let the engine tune itself; return what it remembers of that, and what the tuning says."""
         tuning = LiveTuning(EndlessTable(), rules=RULES)
         while not tuning.note:
             tuning.learn(self.step())
             tuning.see(self._engine, config)
-        return self._engine.limits()[0], tuning.note
+        facts = self._engine.tuning_facts()
+        assert facts is not None
+        (entry,) = load_entries(Path(facts.kept_in))
+        return entry, tuning.note
 
-    def rate(self, limits: StepLimits, seconds: float) -> float:
-        """Return output tokens per second over the last two thirds of the time."""
+    def rate(self, limits: StepLimits, costs: WorkCosts, seconds: float) -> float:
+        """Return the work per second of the steps in the last two thirds of the time."""
         self._engine.set_limits([limits])
-        begin_s = time.perf_counter()
-        from_s, from_tokens = begin_s, 0.0
-        while (now_s := time.perf_counter()) < begin_s + seconds:
-            if from_s == begin_s and now_s >= begin_s + seconds / 3:
-                from_s, from_tokens = now_s, self._tokens()
-            self.step()
-        return (self._tokens() - from_tokens) / (now_s - from_s)
+        self._run_for(seconds / 3)
+        self._steps()
+        self._run_for(seconds * 2 / 3)
+        steps = self._steps()
+        return costs.work_s(steps) / float(np.nansum(steps.seconds))
 
-    def _tokens(self) -> float:
-        return self._engine.stats().metrics["output_tokens"]
+    def _run_for(self, seconds: float) -> None:
+        end_s = time.perf_counter() + seconds
+        while time.perf_counter() < end_s:
+            self.step()
+
+    def _steps(self) -> StepRecords:
+        """Return all steps since the last call. The scheduler answers between two steps."""
+        (first,) = self._engine.take_step_records()
+        self._run_for(_ANSWER_S)
+        (second,) = self._engine.take_step_records()
+        return StepRecords.joined([first, second])
 
     @staticmethod
     def _endless(requests: Sequence[GenerationRequest]) -> Iterator[GenerationRequest]:
@@ -113,17 +130,20 @@ def measure(model: str, journal: Path, arguments: argparse.Namespace) -> None:
             print(json.dumps(values), file=file, flush=True)
 
         running = Running(engine, arguments.lengths)
-        choice = next((StepLimits(**line["choice"]) for line in written if "choice" in line), None)
-        if choice is None:
+        tuned = next((line for line in written if "choice" in line), None)
+        if tuned is None:
             begin_s = time.perf_counter()
-            choice, note = running.tuned(config)
-            write(choice=asdict(choice), note=note, seconds=time.perf_counter() - begin_s)
+            entry, note = running.tuned(config)
+            seconds = time.perf_counter() - begin_s
+            tuned = {"choice": asdict(entry.limits), "costs": asdict(entry.costs), "note": note}
+            write(**tuned, seconds=seconds)
             print(note, flush=True)
+        choice, costs = StepLimits(**tuned["choice"]), WorkCosts(**tuned["costs"])
         cells = [*((name_of(limits), limits) for limits in GRID), ("tuner", choice)]
         for round_ in range(arguments.rounds):
             for name, limits in Random(round_).sample(cells, len(cells)):
                 if (round_, name) not in done:
-                    rate = running.rate(limits, arguments.seconds)
+                    rate = running.rate(limits, costs, arguments.seconds)
                     write(round=round_, name=name, rate=rate, load=os.getloadavg()[0])
             print(f"round {round_ + 1} of {arguments.rounds}", flush=True)
 
@@ -145,11 +165,12 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
         if "rate" in line:
             rates[line["name"]][line["round"]] = line["rate"]
     by_median = sorted(rates, key=lambda name: -median(rates[name].values()))
-    shown = ["limits                 tokens/s  least    most"]
-    for name in by_median:
-        values = rates[name].values()
-        shown.append(f"{name:<20} {median(values):>10.1f} {min(values):>8.1f} {max(values):>8.1f}")
     best = next(name for name in by_median if name != "tuner")
+    unit = median(rates[best].values()) / 100
+    shown = [f"{'limits':<20} {'median':>8} {'least':>8} {'most':>8}"]
+    for name in by_median:
+        values = [rate / unit for rate in rates[name].values()]
+        shown.append(f"{name:<20} {median(values):>8.1f} {min(values):>8.1f} {max(values):>8.1f}")
     both = sorted(rates["tuner"].keys() & rates[best].keys())
     ratios = [rates["tuner"][round_] / rates[best][round_] for round_ in both]
     regret = 1 - median(rates["tuner"].values()) / median(rates[best].values())
@@ -171,7 +192,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--gpu-blocks", type=int, default=400)
-    parser.add_argument("--lengths", choices=("uniform", "sharegpt"), default="uniform")
+    parser.add_argument("--lengths", choices=("uniform", "sharegpt"), default="sharegpt")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         os.environ["XDG_CACHE_HOME"] = f"{directory}/cache"  # nothing is remembered

@@ -1,5 +1,6 @@
 """Two replicas of stock vLLM, one of which tries n-gram speculation: rows keep their tokens, and sampled rows too."""
 
+import logging
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -20,7 +21,9 @@ ROWS = 60
 IN_FLIGHT = 100
 TRIED = CanaryRules(pairs=1, block_s=3.0, worth=-10.0)
 """Whatever the rate on these cores, it is taken."""
-CONFIG = EngineConfig.parse({**DEFAULTS, "policy": "vllm", "replicas": 2, "max_num_seqs": 16})
+CONFIG = EngineConfig.parse(
+    {**DEFAULTS, "policy": "vllm", "replicas": 2, "max_num_seqs": 16, "enable_prefix_caching": False}
+)
 REPEATED = "Package: a-b-c a-b-c a-b-c a-b-c\nSummary: a-b-c a-b-c"
 """Its beginnings come again, so that drafts are made."""
 PROMPTS = [f"{REPEATED}\n{prompt}" for prompt in demo_prompts(ROWS)]
@@ -51,15 +54,16 @@ def remember_limits(engine: OfflineEngine, rows: dict[int, Completion]) -> None:
         mean_prompt=fmean(prompts),
         mean_output=fmean(row.completion_tokens for row in rows.values()),
         prompt_spread=pstdev(prompts),
-        shared_share=0.25,
+        shared_share=0.0,
     )
     remember(Path(facts.kept_in), (limits.step_tokens, limits.running_rows), kind)
 
 
 @pytest.mark.long  # two engines of vLLM, each of which starts twice
 def test_rows_keep_their_tokens_while_a_replica_tries_speculation_and_when_all_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     greedy = Sampling(max_tokens=48, regex="[a-z ]{40,44}")
     sampled = Sampling(max_tokens=24, temperature=1.0, seed=7)
@@ -82,6 +86,7 @@ def test_rows_keep_their_tokens_while_a_replica_tries_speculation_and_when_all_h
                 assert rows.setdefault(int(row.request_id), row) is row, "each row comes once"
             tuning.learn(ended)
             tuning.see(engine, CONFIG)
+            assert "n-gram speculation is not tried" not in caplog.text, caplog.messages[-1]
 
         while not all(own["speculates"] and own["state"] == "up" for own in engine.stats().replicas):
             step(IN_FLIGHT)

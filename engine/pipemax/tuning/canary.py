@@ -103,7 +103,9 @@ class Canary:
     def __init__(self, rules: CanaryRules | None = None) -> None:
         self.speculating: frozenset[int] = frozenset()
         self.result: Speculation | None = None
-        """None before the end, and where nothing was tried."""
+        """None before the end, and where nothing was tried…"""
+        self.why_untried = ""
+        """…for this reason."""
         self.stage = Stage.BEFORE
         self._rules = rules or CanaryRules()
         self._before: list[float] = []
@@ -150,7 +152,7 @@ class Canary:
             self._take(block.log_ratio(replicas), replicas, left_s, length_s)
         if self._faults == self._rules.max_faults and self.stage is not Stage.ENDED:
             if self.stage is Stage.BEFORE:
-                self.stage = Stage.ENDED
+                self._leave(f"rates could not be compared: {fault}")
             else:
                 self._lose(f"rates could not be compared: {fault}", replicas[-1], left_s)
 
@@ -165,9 +167,11 @@ class Canary:
                 return
             trial_s = (rules.pairs + 2) * length_s
             start_s = max(replica.start_s for replica in replicas)
-            is_short = trial_s > rules.max_share * left_s
-            if is_short or not rules.are_worth_a_change(rules.expected_gain, start_s=start_s, left_s=left_s):
-                self.stage = Stage.ENDED
+            if trial_s > rules.max_share * left_s:
+                self._leave(f"{trial_s:.0f} s for a trial are too much of the {left_s:.0f} s that are left")
+                return
+            if not rules.are_worth_a_change(rules.expected_gain, start_s=start_s, left_s=left_s):
+                self._leave(f"the {left_s:.0f} s that are left are not worth a start of {start_s:.0f} s")
                 return
             self.stage, self._restarts = Stage.STARTING, canary.restarts
             self.speculating = frozenset({canary.number})
@@ -180,6 +184,9 @@ class Canary:
             self.stage = Stage.ENDED
         elif gain.high < rules.worth or len(self._rival.units) == rules.pairs:
             self._lose("not taken", canary, left_s, gain)
+
+    def _leave(self, why: str) -> None:
+        self.why_untried, self.stage = why, Stage.ENDED
 
     def _lose(self, why: str, canary: ReplicaSeen, left_s: float, gain: Estimate | None = None) -> None:
         self.result = Speculation(is_taken=False, gain=gain, why=why)

@@ -242,6 +242,8 @@ class _Tuning:
         has_ended = canary.observe(self._replicas(), left_s=left_s, residence_s=residence_s, now_s=now_s)
         if canary.speculating != before:
             self._engine.speculate(canary.speculating)
+        if canary.why_untried:
+            log.info("n-gram speculation is not tried: %s", canary.why_untried)
         if canary.result is not None:
             log.info("%s", canary.result)
             self.note = f"{self.note}; {canary.result}"
