@@ -1,6 +1,6 @@
 """The tuner's choice against a grid of limits, on this machine's CPU: one engine of stock vLLM, whose limits change.
 
-    python lab/bench/tuner_on_cpu.py --json FILE [--rounds 5] [--seconds 6] [--gpu-blocks 400] [--lengths sharegpt]
+    python lab/bench/tuner_on_cpu.py --json FILE [--rounds 5] [--seconds 5] [--gpu-blocks 400] [--lengths sharegpt]
 
 The model is that of ``engine_vs_vllm.py``, with 93 million parameters in float32, in one stage. First the engine tunes
 itself as in a job, in shorter blocks, on rows that never end; then each round measures all 16 pairs of limits and the
@@ -190,7 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--gpu-blocks", type=int, default=400)
     parser.add_argument("--lengths", choices=("uniform", "sharegpt"), default="sharegpt")
     arguments = parser.parse_args()
