@@ -163,8 +163,8 @@ class Replica:
         stats = self._report.stats
         return replace(stats, metrics=with_carried(stats.metrics, self._carried))
 
-    def figures(self) -> dict[str, Any]:
-        """Return what reports show of it, as plain values."""
+    def figures(self, *, rows: int) -> dict[str, Any]:
+        """Return what reports show of it, as plain values; it has so many ``rows``."""
         stats = self._report.stats if self._report is not None else EngineStats()
         in_all = self.stats() or stats
         return {
@@ -178,6 +178,7 @@ class Replica:
             "cores": len(self.share.cores),
             "policy": self.policy.get("chosen"),
             "phase": stats.phase,
+            "rows": rows,
             "running_requests": stats.running_requests,
             "waiting_requests": stats.waiting_requests,
             "kv_usage": stats.kv_usage,

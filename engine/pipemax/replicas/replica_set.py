@@ -167,7 +167,10 @@ class ReplicaSet:
                 together,
                 waiting_requests=together.waiting_requests + self._rows.num_waiting(),
                 policy=asdict(self.policy_choice),
-                replicas=tuple(replica.figures() for replica in self._replicas.values()),
+                replicas=tuple(
+                    replica.figures(rows=self._rows.num_sent(number))
+                    for number, replica in self._replicas.items()
+                ),
             )
 
     # -- the one caller of poll -------------------------------------------------------------------------------

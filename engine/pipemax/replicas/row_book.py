@@ -60,6 +60,10 @@ class RowBook:
         """Tell whether n-gram speculation changes the answer of no row."""
         return all(row.request.sampling.can_speculate for row in self._by_id.values())
 
+    def num_sent(self, replica: int) -> int:
+        """Return how many rows a replica has."""
+        return len(self._sent[replica].rows)
+
     def ids_sent(self, replica: int) -> frozenset[str]:
         """Return the request ids of the rows that a replica has."""
         return frozenset(row.request.request_id for row in self._sent[replica].rows.values())

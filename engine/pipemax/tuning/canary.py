@@ -68,7 +68,8 @@ class ReplicaSeen:
             number=figures["replica"],
             is_up=figures["state"] == "up",
             running=figures["running_requests"],
-            waiting=figures["waiting_requests"],
+            # vLLM does not count rows whose grammar is being made.
+            waiting=max(0, figures["rows"] - figures["running_requests"]),
             **{name: figures[name] for name in ("speculates", "restarts", "start_s", "output_tokens")},
         )
 

@@ -132,7 +132,7 @@ class LiveTuning:
     def _set_first_limits(self, engine: Engine) -> None:
         # A replica that speculates may have been started for less.
         pairs = zip(self._first_limits, engine.most_limits(), strict=True)
-        engine.set_limits([limits.within(most) for limits, most in pairs])
+        engine.set_limits([limits.within(ceiling) for limits, ceiling in pairs])
 
 
 class _Tuning:
