@@ -12,12 +12,16 @@ An id may be handed out again at once: the copies that read or write it belong t
 the copies of the steps before them (``pipemax.transfer.orchestrator``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import NamedTuple
 
-from pipemax.domain.units import HostBlockId, ceil_div
+import numpy as np
+from numpy.typing import NDArray
+
+from pipemax.domain.units import GpuBlockId, HostBlockId, ceil_div
+from pipemax.transfer.commands import Int32s
 from pipemax.vllm_ext.scheduler.free_blocks import FreeBlocks
 
 
@@ -33,18 +37,46 @@ class Replicated(NamedTuple):
     """Of layers, where there are several."""
 
 
+class SequenceEnds:
+    """Where each replica ends, in one array, so that a step finds the ends of hundreds of decodes at once."""
+
+    def __init__(self) -> None:
+        # (slots, 3): tokens, last block of the replica, the block next to it on the GPU. Slot 0 is nobody's.
+        self.rows: Int32s = np.zeros((1024, 3), dtype=np.int32)
+        self.slots: dict[str, int] = {}
+        self._free_slots: list[int] = []
+
+    def add(self, request_id: str) -> int:
+        """Return a slot for a request; its row begins with zeros."""
+        slot = self._free_slots.pop() if self._free_slots else len(self.slots) + 1
+        if slot == len(self.rows):
+            self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+        self.slots[request_id] = slot
+        self.rows[slot] = 0
+        return slot
+
+    def remove(self, request_id: str) -> None:
+        self._free_slots.append(self.slots.pop(request_id))
+
+
 @dataclass(slots=True)
 class Table:
     """One request's replica."""
 
+    ends: SequenceEnds
+    slot: int
+    """Of ``ends``."""
     blocks: list[HostBlockId] = field(default_factory=list)
-    num_tokens: int = 0
     saved_tokens: int = 0
-    """The sequence's tokens when its partly filled last block was saved, if it was."""
+    """The sequence's tokens when its partly filled last block was saved, if it was; unless tokens are stored."""
     groups: list[list[HostBlockId]] = field(default_factory=list)
     """Where there are several groups, the blocks of each from its first kept one on; ``blocks`` is the first."""
     num_skipped: int = 0
     """Blocks before those of the windows."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.ends.rows[self.slot, 0])
 
 
 class HostBlocks:
@@ -59,6 +91,7 @@ class HostBlocks:
         self._by_hash: dict[bytes, HostBlockId] = {}
         self._hashes: dict[HostBlockId, bytes] = {}
         self._tables: dict[str, Table] = {}
+        self._ends = SequenceEnds()
 
     @property
     def num_free(self) -> int:
@@ -85,11 +118,10 @@ class HostBlocks:
         without free blocks; that ends the engine, because the controller never counts fewer than are used.
         """
         size = self._block_tokens
-        table = self._tables.get(request_id)
-        if table is None:
-            table = self._tables[request_id] = Table()
+        table = self._tables.get(request_id) or self._begin(request_id)
+        before = table.num_tokens
         stores: list[Replicated] = []
-        for index in range(table.num_tokens // size, num_tokens // size):
+        for index in range(before // size, num_tokens // size):
             content = block_hashes[index] if index < len(block_hashes) else None
             shared = self._by_hash.get(content) if content is not None else None
             if index < len(table.blocks) and shared is not None:
@@ -97,39 +129,49 @@ class HostBlocks:
             if index == len(table.blocks):
                 table.blocks.append(self._take(table.blocks) if shared is None else self._share(shared))
             if shared is None:
-                stores.append(self._part(table, index, num_tokens))
+                slots = self._slots(before, num_tokens, index)
+                stores.append(Replicated(index, table.blocks[index], *slots))
                 if content is not None:
                     self._by_hash[content] = table.blocks[index]
                     self._hashes[table.blocks[index]] = content
         if ceil_div(num_tokens, size) > len(table.blocks):  # so that an eviction never lacks a block
             table.blocks.append(self._take(table.blocks))
-        if self.stores_tokens:
-            if num_tokens % size:
-                stores.append(self._part(table, num_tokens // size, num_tokens))
-            table.saved_tokens = num_tokens
-        table.num_tokens = num_tokens
+        if self.stores_tokens and num_tokens % size:
+            slots = self._slots(before, num_tokens, num_tokens // size)
+            stores.append(Replicated(num_tokens // size, table.blocks[-1], *slots))
+        self._ends.rows[table.slot, :2] = num_tokens, table.blocks[-1] if table.blocks else 0
         return stores
 
-    def extend_last(self, request_id: str, num_tokens: int) -> tuple[HostBlockId, int, int] | None:
-        """Grow a replica to ``num_tokens`` within its last block, which stays partly filled: what most steps do.
+    def note_gpu_end(self, request_id: str, block: GpuBlockId) -> None:
+        """Note the GPU's block next to a replica's last one, which is partly filled. Call it when that changes."""
+        self._ends.rows[self._ends.slots[request_id], 2] = block
 
-        Return that block, its first new slot and the number of new slots; None, with nothing changed, where ``extend``
-        is needed. Only where single tokens are stored must they be copied.
+    def extend_within(self, num_new_tokens: Mapping[str, int]) -> tuple[Int32s, NDArray[np.bool_]]:
+        """Grow each replica that gets one token and stays within its last block: what most decodes do.
+
+        Return the stores of these tokens, in rows of ``TokenStore``, and whether each of the requests was grown. Of
+        the others nothing has changed: they need ``extend``. Every call counts here, hence the arrays.
         """
-        table = self._tables.get(request_id)
-        if table is None:
-            return None
-        first_slot, num_slots = table.num_tokens % self._block_tokens, num_tokens - table.num_tokens
-        if not 0 < first_slot < self._block_tokens - num_slots:  # it begins a block, or fills its last one
-            return None
-        table.num_tokens = num_tokens
+        slot_of = self._ends.slots.get
+        slots = np.array(
+            [slot_of(request_id, 0) if num == 1 else 0 for request_id, num in num_new_tokens.items()],
+            dtype=np.int64,
+        )
+        places = self._ends.rows[slots, 0] % self._block_tokens
+        is_within = (places > 0) & (
+            places < self._block_tokens - 1
+        )  # it neither begins a block nor fills one
+        slots = slots[is_within]
+        self._ends.rows[slots, 0] += 1
+        stores = np.ones((len(slots) if self.stores_tokens else 0, 4), dtype=np.int32)
         if self.stores_tokens:
-            table.saved_tokens = num_tokens
-        return table.blocks[-1], first_slot, num_slots
+            stores[:, :2] = self._ends.rows[slots, :0:-1]
+            stores[:, 2] = places[is_within]
+        return stores, is_within
 
-    def _part(self, table: Table, index: int, num_tokens: int) -> Replicated:
-        """Return what the host lacks of one block of a sequence that grows to ``num_tokens``."""
-        return Replicated(index, table.blocks[index], *self._slots(table.num_tokens, num_tokens, index))
+    def _begin(self, request_id: str) -> Table:
+        table = self._tables[request_id] = Table(self._ends, self._ends.add(request_id))
+        return table
 
     def _slots(self, before: int, num_tokens: int, index: int) -> tuple[int, int]:
         """Return the first slot of a block to store, and how many, where a sequence grows from ``before`` tokens."""
@@ -139,17 +181,23 @@ class HostBlocks:
 
     def save_last(self, request_id: str) -> Sequence[Replicated]:
         """Return an evicted request's last block, if that is partly filled and has grown since it was saved."""
-        table = self._tables[request_id]
-        if table.num_tokens % self._block_tokens == 0 or table.saved_tokens == table.num_tokens:
+        if self.stores_tokens:
             return ()
-        table.saved_tokens = table.num_tokens
-        index, size = table.num_tokens // self._block_tokens, self._block_tokens
+        table, size = self._tables[request_id], self._block_tokens
+        num_tokens = table.num_tokens
+        if num_tokens % size == 0 or table.saved_tokens == num_tokens:
+            return ()
+        table.saved_tokens = num_tokens
+        index = num_tokens // size
         groups = table.groups or [table.blocks]
         return tuple(Replicated(index, blocks[-1], 0, size, group) for group, blocks in enumerate(groups))
 
     def release(self, request_id: str) -> None:
         """Release the blocks of a request that is gone; an unknown one is ignored."""
-        table = self._tables.pop(request_id, Table())
+        table = self._tables.pop(request_id, None)
+        if table is None:
+            return
+        self._ends.remove(request_id)
         for block in chain.from_iterable(table.groups or [table.blocks]):
             self._drop(block)
 

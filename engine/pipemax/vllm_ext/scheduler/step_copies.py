@@ -6,11 +6,12 @@ This module decides nothing: the plan says which requests leave and which come, 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 
 from pipemax.domain.units import GpuBlockId
-from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Row, StepCopies, TokenStore
+from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Int32s, Row, StepCopies, TokenStore
 from pipemax.transfer.store_fences import CopyFences
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
 from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
@@ -48,7 +49,8 @@ class CopyGatherer:
         # In a wave: prefetches to these blocks follow the step's computation.
         self._overwritten: list[int] = []
         self._stores = _Pairs()
-        self._tokens = _int32s()  # of token stores, one field after the other
+        self._token_rows: list[Int32s] = []  # of token stores of one token each
+        self._tokens = _int32s()  # of all other token stores, one field after the other
         self._begun: list[GpuBlockId] = []  # blocks that the step writes from their first slot on
 
     def save_last(self, request_id: str) -> None:
@@ -66,6 +68,9 @@ class CopyGatherer:
         prefetches.sources.extend(self._host.blocks(request_id)[first_block:end_block])
         num_tokens = self._host.num_tokens(request_id)
         prefetches.targets.extend(self._gpu.kv_blocks(request_id, num_tokens)[first_block:end_block])
+        if num_tokens % self._block_tokens:
+            last = self._gpu.block(request_id, num_tokens // self._block_tokens)
+            self._host.note_gpu_end(request_id, last)
         return max(0, end_block - first_block)
 
     def abandon_prefetches(self) -> None:
@@ -79,13 +84,9 @@ class CopyGatherer:
     def store(self, requests: Mapping[str, Request], num_scheduled_tokens: Mapping[str, int]) -> None:
         """Gather the stores that keep every replica complete, of a step that runs these."""
         size, stores, tokens = self._block_tokens, self._stores, self._tokens
-        # Some hundred decodes a step store one token each: of their part, every call counts.
-        gpu_block, extend_last, stores_tokens = (
-            self._gpu.block,
-            self._host.extend_last,
-            self._host.stores_tokens,
-        )
-        for request_id, num_tokens in num_scheduled_tokens.items():
+        rows, is_grown = self._host.extend_within(num_scheduled_tokens)
+        self._token_rows.append(rows)
+        for request_id, num_tokens in compress(num_scheduled_tokens.items(), (~is_grown).tolist()):
             request = requests[request_id]
             computed = request.num_computed_tokens
             end = computed + num_tokens
@@ -93,27 +94,25 @@ class CopyGatherer:
             if first_new < end_block:
                 self._begun += self._gpu.new_blocks(request_id, first_new, end_block)
             # Counted from what the host has, not from what is computed: KV found on the GPU is replicated too.
-            last = extend_last(request_id, end)
-            if last is not None:
-                if stores_tokens:
-                    tokens.extend((gpu_block(request_id, end // size), *last))
-                continue
             for index, host_block, first_slot, num_slots, group in self._host.extend(
                 request_id, end, request.block_hashes
             ):
-                source = gpu_block(request_id, index, group)
+                source = self._gpu.block(request_id, index, group)
                 if num_slots == size:
                     stores.sources.append(source)
                     stores.targets.append(host_block)
                 else:
                     tokens.extend((source, host_block, first_slot, num_slots))
+            if end % size:
+                self._host.note_gpu_end(request_id, self._gpu.block(request_id, end // size))
 
     def take(self, *, in_groups: bool = False) -> StepCopies:
         """Return all copies of a step. ``in_groups``: it computes group of layers by group of layers."""
         saves, self._saves = tuple(self._saves), []
         block_stores, self._stores = self._stores.rows(BlockStore), _Pairs()
-        token_stores = CopyRows(TokenStore, np.array(self._tokens, dtype=np.int32).reshape(-1, 4))
-        self._tokens = _int32s()
+        rest = np.array(self._tokens, dtype=np.int32).reshape(-1, 4)
+        token_stores = CopyRows(TokenStore, np.concatenate([*self._token_rows, rest]))
+        self._tokens, self._token_rows = _int32s(), []
         prefetches, self._prefetches = self._prefetches.rows(BlockPrefetch), _Pairs()
         later_prefetches, self._later_prefetches = self._later_prefetches.rows(BlockPrefetch), _Pairs()
         abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False

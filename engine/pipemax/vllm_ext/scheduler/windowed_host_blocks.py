@@ -4,11 +4,15 @@ A request's replica has a list of blocks for each group; those of windows begin 
 Nothing is shared between requests. Of a prompt's part, only the blocks that the tokens after it need are stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.units import HostBlockId, ceil_div
+from pipemax.transfer.commands import Int32s
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks, Replicated, Table
 
 
@@ -32,10 +36,8 @@ class WindowedHostBlocks(HostBlocks):
 
     def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
         size = self._block_tokens
-        table = self._tables.get(request_id)
-        if table is None:
-            groups: list[list[HostBlockId]] = [[] for _ in range(self._groups.count)]
-            table = self._tables[request_id] = Table(groups[0], groups=groups)
+        table = self._tables.get(request_id) or self._begin(request_id)
+        before = table.num_tokens
         skipped = self._skipped(num_tokens)
         self._drop_skipped(table, skipped)
         stores: list[Replicated] = []
@@ -44,16 +46,22 @@ class WindowedHostBlocks(HostBlocks):
             while first + len(blocks) < ceil_div(num_tokens, size):
                 blocks.append(self._take(blocks))
             end = num_tokens // size + (self.stores_tokens and num_tokens % size > 0)
-            for index in range(max(first, table.num_tokens // size), end):
-                slots = self._slots(table.num_tokens, num_tokens, index)
+            for index in range(max(first, before // size), end):
+                slots = self._slots(before, num_tokens, index)
                 stores.append(Replicated(index, blocks[index - first], *slots, group))
-        if self.stores_tokens:
-            table.saved_tokens = num_tokens
-        table.num_tokens = num_tokens
+        self._ends.rows[table.slot, 0] = num_tokens
         return stores
 
-    def extend_last(self, request_id: str, num_tokens: int) -> tuple[HostBlockId, int, int] | None:
-        return None if self.stores_tokens else super().extend_last(request_id, num_tokens)
+    def extend_within(self, num_new_tokens: Mapping[str, int]) -> tuple[Int32s, NDArray[np.bool_]]:
+        # A token is stored for each group: ``extend`` does that.
+        return super().extend_within(
+            dict.fromkeys(num_new_tokens, 0) if self.stores_tokens else num_new_tokens
+        )
+
+    def _begin(self, request_id: str) -> Table:
+        table = super()._begin(request_id)
+        table.groups = [table.blocks, *([] for _ in range(self._groups.count - 1))]
+        return table
 
     def _skipped(self, num_tokens: int) -> int:
         return self._groups.skipped_blocks(num_tokens, self._block_tokens)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax.domain.errors import PoolExhaustedError
+from pipemax.domain.units import GpuBlockId
 from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks, Replicated
 
 SIZE = 4
@@ -69,23 +70,44 @@ def test_leading_blocks_that_others_share_are_counted() -> None:
         host.num_shared("b")
 
 
-@given(st.lists(st.integers(0, 2 * SIZE), min_size=1, max_size=12), st.booleans())
-def test_growth_within_the_last_block_is_as_in_general(steps: list[int], stores_tokens: bool) -> None:
-    general, fast = pool(30, stores_tokens=stores_tokens), pool(30, stores_tokens=stores_tokens)
-    num_tokens = 0
+@given(
+    st.lists(st.lists(st.integers(0, SIZE + 1), min_size=3, max_size=3), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_growth_within_the_last_block_is_as_in_general(steps: list[list[int]], stores_tokens: bool) -> None:
+    general, fast = pool(90, stores_tokens=stores_tokens), pool(90, stores_tokens=stores_tokens)
+    tokens = dict.fromkeys("abc", 0)
     for grown in steps:
-        index, before = num_tokens // SIZE, num_tokens
-        num_tokens += grown
-        stored = general.extend("a", num_tokens, [])
-        last = fast.extend_last("a", num_tokens)
-        assert (last is not None) == (before % SIZE != 0 and num_tokens // SIZE == index)
-        if last is None:
-            fast.extend("a", num_tokens, [])
-        elif stores_tokens and grown:
-            assert stored == [Replicated(index, *last)]
-        assert fast.blocks("a") == general.blocks("a")
-        assert fast.save_last("a") == general.save_last("a")
+        step = {name: number for name, number in zip("abc", grown, strict=True) if number}
+        before = tokens.copy()
+        tokens |= {name: tokens[name] + number for name, number in step.items()}
+        stored = {name: general.extend(name, tokens[name], []) for name in step}
+        stores, is_grown = fast.extend_within(step)
+        within = [name for name, is_in in zip(step, is_grown.tolist(), strict=True) if is_in]
+        assert within == [name for name in step if step[name] == 1 and 0 < before[name] % SIZE < SIZE - 1], (
+            "one token, which neither begins nor fills a block"
+        )
+        expected = [[900 + fast.blocks(name)[-1], *stored[name][0][1:4]] for name in within if stores_tokens]
+        assert stores.tolist() == expected
+        for name in step:
+            if name not in within:
+                assert fast.extend(name, tokens[name], []) == stored[name]
+                fast.note_gpu_end(name, GpuBlockId(900 + fast.blocks(name)[-1]))
+            assert fast.num_tokens(name) == general.num_tokens(name)
+            assert fast.blocks(name) == general.blocks(name)
+            assert fast.save_last(name) == general.save_last(name)
         fast.check_integrity()
+
+
+def test_a_request_finds_nothing_of_one_that_had_its_place_in_the_arrays() -> None:
+    host = pool(stores_tokens=True)
+    host.extend("a", 6, [])
+    host.release("a")
+    host.extend("b", 1, [])
+    assert host.num_tokens("b") == 1
+    _, is_grown = host.extend_within({"a": 1, "b": 1})
+    assert is_grown.tolist() == [False, True]
+    assert host.num_tokens("b") == 2
 
 
 def test_equal_prefixes_share_their_blocks_until_the_last_holder_goes() -> None:
