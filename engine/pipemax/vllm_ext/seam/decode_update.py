@@ -61,18 +61,32 @@ class DecodeUpdates:
         is_async = isinstance(scheduler, AsyncScheduler)
         left: dict[str, int] = {}
         outputs: list[EngineCoreOutput] = []
+        running = RequestStatus.RUNNING
+        # No calls for a request where that can be: there are hundreds in a step, and each call takes a tenth of it.
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             index = index_of[request_id]
             tokens = sampled[index]
             decoding = known[request_id] if request_id in known else self._look_at(request_id)
-            if decoding is None or num_tokens != 1 or not _goes_on(decoding, tokens):
+            if decoding is None or num_tokens != 1 or len(tokens) != 1:
                 left[request_id] = num_tokens
                 continue
-            request = decoding.request
+            request, ends, max_tokens, has_logprobs = decoding
+            token, all_tokens = tokens[0], request._all_token_ids
+            # vLLM's loop would do nothing for it but count this token, which it does not have yet.
+            if (
+                token in ends
+                or len(all_tokens) + 1 >= max_tokens
+                or request.status is not running
+                or request.prefill_stats is not None
+                or request.events
+                or request.num_stale_output_tokens
+                or request.num_nans_in_logits
+            ):
+                left[request_id] = num_tokens
+                continue
             request.num_in_flight_tokens -= 1
-            request._output_token_ids.append(tokens[0])
-            all_tokens = request._all_token_ids
-            all_tokens.append(tokens[0])
+            request._output_token_ids.append(token)
+            all_tokens.append(token)
             if len(all_tokens) % hash_tokens == 0:
                 request.update_block_hashes()
             if is_async:
@@ -81,7 +95,7 @@ class DecodeUpdates:
                 if num_known % block_tokens == 0:
                     scheduler.kv_cache_manager.cache_blocks(request, num_known)
             output = EngineCoreOutput(request_id, tokens)
-            if logprobs and decoding.has_logprobs:
+            if logprobs and has_logprobs:
                 output.new_logprobs = logprobs.slice_request(index, 1)
             outputs.append(output)
         return replace(step, num_scheduled_tokens=left), outputs
@@ -136,17 +150,4 @@ def _decoding(request: Request, max_model_len: int) -> _Decoding | None:
         ends=ends if params.eos_token_id is None else ends | {params.eos_token_id},
         max_tokens=min(max_model_len, request.num_prompt_tokens + request.max_tokens),
         has_logprobs=params.num_logprobs is not None,
-    )
-
-
-def _goes_on(decoding: _Decoding, tokens: list[int]) -> bool:
-    """Return whether vLLM's loop would do nothing for a request but count this token, which it does not have yet."""
-    request, ends, max_tokens, _ = decoding
-    return (
-        len(tokens) == 1
-        and tokens[0] not in ends
-        and len(request._all_token_ids) + 1 < max_tokens
-        and request.status is RequestStatus.RUNNING
-        and request.prefill_stats is None
-        and not (request.events or request.num_stale_output_tokens or request.num_nans_in_logits)
     )
