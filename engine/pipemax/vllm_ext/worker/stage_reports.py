@@ -11,6 +11,7 @@ for the shortest is the stage's. A prefetch is done when the last rank has it.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipemax.domain.events import Event, StepTimed, TransferTimed
 from pipemax.domain.plan import StepId
@@ -61,6 +62,49 @@ class WorkerReports(KVConnectorWorkerMetadata):
         for stage, reports in other.by_stage.items():
             self.by_stage.setdefault(stage, []).extend(reports)
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As plain values: pickle takes longer for a frozen dataclass than for all that a worker reports of a step.
+        return _from_values, (
+            {stage: [_values(report) for report in reports] for stage, reports in self.by_stage.items()},
+        )
+
+
+def _values(report: StageReport) -> tuple[Any, ...]:
+    return (
+        report.rank,
+        [(step.step_id, step.compute_s) for step in report.steps],
+        [(prefetch.step_id, prefetch.num_blocks, prefetch.seconds) for prefetch in report.prefetches],
+        report.stall_s,
+        (report.copies.loaded_bytes, report.copies.stored_bytes),
+    )
+
+
+def _from_values(by_stage: dict[int, list[tuple[Any, ...]]]) -> WorkerReports:
+    return WorkerReports(
+        {stage: [_report(*values) for values in reports] for stage, reports in by_stage.items()}
+    )
+
+
+def _report(
+    rank: int,
+    steps: list[tuple[StepId, float]],
+    prefetches: list[tuple[StepId, int, float]],
+    stall_s: float,
+    copies: tuple[int, int],
+) -> StageReport:
+    return StageReport(
+        rank=rank,
+        steps=tuple([StepReport(step_id=step_id, compute_s=compute_s) for step_id, compute_s in steps]),
+        prefetches=tuple(
+            [
+                PrefetchReport(step_id=step_id, num_blocks=num_blocks, seconds=seconds)
+                for step_id, num_blocks, seconds in prefetches
+            ]
+        ),
+        stall_s=stall_s,
+        copies=CopyCounts(loaded_bytes=copies[0], stored_bytes=copies[1]),
+    )
 
 
 class ReportBook:

@@ -1,5 +1,7 @@
 """A step's time is told once all stages have reported it, in order."""
 
+import pickle
+
 from pipemax.domain.events import StepTimed, TransferTimed
 from pipemax.domain.plan import StepId
 from pipemax.transfer.commands import CopyCounts
@@ -89,3 +91,15 @@ def test_what_the_stages_counted_stands_among_the_engines_figures() -> None:
 def test_vllm_merges_the_workers_reports() -> None:
     merged = WorkerReports({0: [step(1, 0.1)]}).aggregate(WorkerReports({1: [step(1, 0.2)]}))
     assert merged.by_stage == {0: [step(1, 0.1)], 1: [step(1, 0.2)]}
+
+
+def test_reports_arrive_as_they_were_sent() -> None:
+    report = StageReport(
+        rank=1,
+        steps=(StepReport(step_id=StepId(1), compute_s=0.1), StepReport(step_id=StepId(2), compute_s=0.2)),
+        prefetches=(prefetch(1, 12, 0.3),),
+        stall_s=0.4,
+        copies=CopyCounts(loaded_bytes=5, stored_bytes=6),
+    )
+    reports = WorkerReports({0: [report, step(2, 0.2)], 3: [StageReport()]})
+    assert pickle.loads(pickle.dumps(reports)) == reports
