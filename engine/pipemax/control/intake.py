@@ -1,8 +1,8 @@
 """Applies each event to the controller's state. It decides nothing."""
 
 from pipemax.control.planners.prefill import OutputLengths
-from pipemax.control.state.batches import Flight, Flights
-from pipemax.control.state.request import Place, RequestState
+from pipemax.control.state.batches import Flights
+from pipemax.control.state.request import Place
 from pipemax.control.state.table import RequestTable
 from pipemax.control.times.stage_estimators import StageEstimators
 from pipemax.domain.events import (
@@ -68,7 +68,7 @@ class Intake:
 
     def _complete(self, event: StepCompleted) -> None:
         flight = self._flights.land(event.step_id)
-        spent = self._count_outputs(flight)
+        spent = self._table.complete(flight)
         if event.finished:
             ran = {state.id: state for state in flight.states}
             for request_id in event.finished:
@@ -83,18 +83,6 @@ class Intake:
             raise ValueError(
                 f"with step {event.step_id} {[*spent]} have max_tokens outputs and did not finish"
             )
-
-    def _count_outputs(self, flight: Flight) -> dict[RequestId, RequestState]:
-        """Complete the step for each request whose KV was not dropped since; return those at their ``max_tokens``."""
-        spent: dict[RequestId, RequestState] = {}
-        complete = self._table.complete
-        for state, life, makes_output in zip(flight.states, flight.lives, flight.makes_output, strict=True):
-            if state.life != life:
-                continue
-            complete(state, makes_output=makes_output)
-            if makes_output and state.output_tokens >= state.spec.max_tokens:
-                spent[state.id] = state
-        return spent
 
     def _hit(self, event: PrefixCacheHit) -> None:
         flight = self._flights.latest(event.step_id)

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from pipemax.control.state.batches import Batch
+from pipemax.control.state.batches import Batch, Flight
 from pipemax.control.state.request import RequestState
 from pipemax.control.state.table import RequestTable
+from pipemax.domain.plan import StepId
 from pipemax.domain.request import PrefixId, SharedPrefix
 from pipemax.domain.units import RequestId, ceil_div
 from tests.unit.control.fake_engine import spec
@@ -26,6 +27,18 @@ def waiting(
     return state
 
 
+def land(table: RequestTable, *states: RequestState) -> None:
+    """Complete a step that makes an output for each of these."""
+    flight = Flight(
+        step_id=StepId(0),
+        states=[*states],
+        lives=[state.life for state in states],
+        tokens=[1] * len(states),
+        makes_output=[True] * len(states),
+    )
+    table.complete(flight)
+
+
 def resident(
     table: RequestTable,
     name: str,
@@ -39,7 +52,7 @@ def resident(
     state = waiting(table, name, prompt_tokens, max_tokens=max_tokens, prefix=prefix)
     table.start_prefill(state, max(0, ceil_div(prompt_tokens, 16) - state.num_shared_blocks))
     table.advance_prefill(state, prompt_tokens - table.needs.cached_prefix_tokens(state))
-    table.complete(state, makes_output=True)
+    land(table, state)
     table.begin_plan(0)
     if batch is not None:
         table.assign(state, batch)

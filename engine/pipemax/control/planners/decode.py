@@ -71,11 +71,11 @@ class DecodePlanner:
         if not any(map(self._may_run, batch.members)):
             return DecodeStep()
         self._pass_on_excess(batch)
-        ready = [state for state in batch.members if self._may_run(state)]
+        may_run = self._may_run
+        ready = [state for state in batch.members if state.num_in_flight == 0 or may_run(state)]
         step = DecodeStep(states=ready[: self._config.max_batch_requests])
-        growing = [s for s in step.states if s.computed_tokens % self._config.block_tokens == 0]
-        if growing:
-            self._make_host_room(step)
+        if growing := self._growing(step.states):
+            self._make_host_room(step, growing)
             self._make_gpu_room(step)
         whole = len(step.states) == len(batch)
         step.kv_tokens = batch.kv_tokens if whole else sum(s.computed_tokens for s in step.states)
@@ -131,14 +131,19 @@ class DecodePlanner:
         """Return the seconds by which a batch's step exceeds the smallest step, of ``least_s``; 0 if it is empty."""
         return self._times.decode_seconds(len(batch), batch.kv_tokens) - least_s if len(batch) else 0.0
 
-    def _make_host_room(self, step: DecodeStep) -> None:
+    def _growing(self, states: list[RequestState]) -> list[RequestState]:
+        """Return those of a step's requests whose next token begins a block."""
+        block_tokens = self._config.block_tokens
+        return [state for state in states if state.computed_tokens % block_tokens == 0]
+
+    def _make_host_room(self, step: DecodeStep, growing: list[RequestState]) -> None:
         """Recompute the youngest requests until growth beyond the reservations fits into the host pool."""
         table = self._table
 
-        def lacking() -> int:
-            return sum(map(table.needs.growth_on_host, step.states)) - table.free_host_blocks
+        def lacking(growing: list[RequestState]) -> int:
+            return sum(map(table.needs.growth_on_host, growing)) - table.free_host_blocks
 
-        num_blocks = lacking()
+        num_blocks = lacking(growing)
         if num_blocks <= 0:
             return
         running = {state.id for state in step.states}
@@ -150,17 +155,17 @@ class DecodePlanner:
                     break
         for state in step.recomputed:
             table.recompute(state)
-        if lacking() > 0:
+        if lacking(self._growing(step.states)) > 0:
             # The batch's own members except its oldest, which must go on.
             members = [state for state in table.youngest_started() if state.id in running]
             for state in [state for state in members[:-1] if state.num_in_flight == 0]:
                 step.states.remove(state)
                 step.recomputed.append(state)
                 table.recompute(state)
-                if lacking() <= 0:
+                if lacking(self._growing(step.states)) <= 0:
                     break
         # All others are in flight: members that still need more wait for them.
-        if lacking() > 0:
+        if lacking(self._growing(step.states)) > 0:
             step.states = []
 
     def _make_gpu_room(self, step: DecodeStep) -> None:
@@ -168,19 +173,22 @@ class DecodePlanner:
         table = self._table
 
         def needed() -> int:
-            return sum(map(table.needs.growth_on_gpu, step.states))
+            return sum(map(table.needs.growth_on_gpu, self._growing(step.states)))
 
+        num_blocks = needed()
         step.evicted += evict_for_room(
             table,
             self._rotation.behind(),
-            free_blocks=needed(),
+            free_blocks=num_blocks,
             max_on_gpu=self._config.max_on_gpu,
         )
+        if num_blocks <= max(0, table.free_gpu_blocks):
+            return
         spare = table.prefetching()
         batch = self._rotation.batches[self._rotation.executing]
         running = {state.id for state in step.states}
         spare += [state for state in batch.members if state.id not in running]
-        while needed() > max(0, table.free_gpu_blocks):
+        while num_blocks > max(0, table.free_gpu_blocks):
             if spare:
                 victim = spare.pop(0)
             elif len(step.states) > 1:
@@ -191,3 +199,4 @@ class DecodePlanner:
                 return
             table.evict(victim)
             step.evicted.append(victim)
+            num_blocks = needed()

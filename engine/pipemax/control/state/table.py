@@ -5,12 +5,13 @@ The steps in flight count as carried out: what a plan says is what the table hol
 
 from collections.abc import Sequence
 
-from pipemax.control.state.batches import Batch, Rotation
+from pipemax.control.state.batches import Batch, Flight, Rotation
 from pipemax.control.state.places import LiveRequests
 from pipemax.control.state.pools import BlockNeeds, Ledger, SharedPrefixes
 from pipemax.control.state.request import Place, RequestState
 from pipemax.domain.kv_groups import WHOLE_KV, KvGroups
 from pipemax.domain.request import RequestSpec
+from pipemax.domain.units import RequestId
 
 
 class RequestTable(LiveRequests):
@@ -288,13 +289,25 @@ class RequestTable(LiveRequests):
 
     # In flight.
 
-    def complete(self, state: RequestState, *, makes_output: bool) -> None:
-        """Complete the oldest step in flight that runs a request, and count the output token that it made, if any."""
-        assert state.num_in_flight > 0, state.id
-        state.num_in_flight -= 1
-        if state.place is Place.PARKED and state.num_in_flight == 0:
-            self._settle(state)
-        state.output_tokens += makes_output
+    def complete(self, flight: Flight) -> dict[RequestId, RequestState]:
+        """Complete a step for each of its requests whose KV was not dropped since, and count the outputs that it made.
+
+        It must be the oldest in flight. Return the requests that have their ``max_tokens`` outputs.
+        """
+        spent: dict[RequestId, RequestState] = {}
+        parked = Place.PARKED
+        for state, life, makes_output in zip(flight.states, flight.lives, flight.makes_output, strict=True):
+            if state.life != life:
+                continue
+            assert state.num_in_flight > 0, state.id
+            state.num_in_flight -= 1
+            if state.num_in_flight == 0 and state.place is parked:
+                self._settle(state)
+            if makes_output:
+                state.output_tokens += 1
+                if state.output_tokens >= state.spec.max_tokens:
+                    spent[state.id] = state
+        return spent
 
     def retract(self, state: RequestState, num_tokens: int) -> None:
         """Take back ``num_tokens`` of a request that the step planned last did not run."""

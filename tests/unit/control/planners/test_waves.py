@@ -17,7 +17,7 @@ from pipemax.domain.plain_values import encode
 from pipemax.domain.plan import Batching, StepPlan
 from pipemax.domain.units import RequestId
 from tests.unit.control.fake_engine import FakeEngine, small_config, spec
-from tests.unit.control.tables import parked, resident, roomy_table
+from tests.unit.control.tables import land, parked, resident, roomy_table
 
 
 def engine_with_waves(num_batches: int = 2, **changes: object) -> FakeEngine:
@@ -79,8 +79,7 @@ def test_the_block_that_the_step_writes_to_stays_until_the_next_plan() -> None:
     assert [state.id for state in victims] == ["b", "a"]
     assert table.free_gpu_blocks == 98
     assert table.num_on_gpu == 2  # the step runs them
-    for state in victims:
-        table.complete(state, makes_output=True)
+    land(table, *victims)
     assert table.num_parked == 2
     table.begin_plan(1)
     assert table.free_gpu_blocks == 100
