@@ -12,9 +12,10 @@ An id may be handed out again at once: the copies that read or write it belong t
 the copies of the steps before them (``pipemax.transfer.orchestrator``).
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ class Replicated(NamedTuple):
     num_slots: int
     group: int = 0
     """Of layers, where there are several."""
+
+
+def int32s() -> "array[int]":
+    """Return an empty array, of which NumPy makes another one without a look at each of its numbers."""
+    return array("i")
 
 
 class SequenceEnds:
@@ -66,10 +72,10 @@ class Table:
     ends: SequenceEnds
     slot: int
     """Of ``ends``."""
-    blocks: list[HostBlockId] = field(default_factory=list)
+    blocks: "array[int]" = field(default_factory=int32s)
     saved_tokens: int = 0
     """The sequence's tokens when its partly filled last block was saved, if it was; unless tokens are stored."""
-    groups: list[list[HostBlockId]] = field(default_factory=list)
+    groups: list["array[int]"] = field(default_factory=list)
     """Where there are several groups, the blocks of each from its first kept one on; ``blocks`` is the first."""
     num_skipped: int = 0
     """Blocks before those of the windows."""
@@ -87,9 +93,9 @@ class HostBlocks:
         self._block_tokens = block_tokens
         self.stores_tokens = stores_tokens
         self._free = FreeBlocks(num_blocks)
-        self._num_references: dict[HostBlockId, int] = {}
-        self._by_hash: dict[bytes, HostBlockId] = {}
-        self._hashes: dict[HostBlockId, bytes] = {}
+        self._num_references: dict[int, int] = {}
+        self._by_hash: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}
         self._tables: dict[str, Table] = {}
         self._ends = SequenceEnds()
 
@@ -101,14 +107,18 @@ class HostBlocks:
         """Return the tokens of a request's replica; ``KeyError`` if it has none."""
         return self._tables[request_id].num_tokens
 
-    def blocks(self, request_id: str) -> Sequence[HostBlockId]:
+    def blocks(self, request_id: str) -> "array[int]":
         """Return a request's replica, in order of its sequence; ``KeyError`` if it has none."""
         return self._tables[request_id].blocks
 
     def num_shared(self, request_id: str) -> int:
         """Return how many leading blocks of a request's replica other requests share; ``KeyError`` if it has none."""
-        blocks = self._tables[request_id].blocks
-        return sum(1 for _ in takewhile(lambda block: self._num_references[block] > 1, blocks))
+        references, num_shared = self._num_references, 0
+        for block in self._tables[request_id].blocks:
+            if references[block] == 1:
+                break
+            num_shared += 1
+        return num_shared
 
     def extend(self, request_id: str, num_tokens: int, block_hashes: Sequence[bytes]) -> list[Replicated]:
         """Grow a request's replica to ``num_tokens``. Return what must be copied to the host.
@@ -130,7 +140,7 @@ class HostBlocks:
                 table.blocks.append(self._take(table.blocks) if shared is None else self._share(shared))
             if shared is None:
                 slots = self._slots(before, num_tokens, index)
-                stores.append(Replicated(index, table.blocks[index], *slots))
+                stores.append(Replicated(index, HostBlockId(table.blocks[index]), *slots))
                 if content is not None:
                     self._by_hash[content] = table.blocks[index]
                     self._hashes[table.blocks[index]] = content
@@ -138,8 +148,11 @@ class HostBlocks:
             table.blocks.append(self._take(table.blocks))
         if self.stores_tokens and num_tokens % size:
             slots = self._slots(before, num_tokens, num_tokens // size)
-            stores.append(Replicated(num_tokens // size, table.blocks[-1], *slots))
-        self._ends.rows[table.slot, :2] = num_tokens, table.blocks[-1] if table.blocks else 0
+            stores.append(Replicated(num_tokens // size, HostBlockId(table.blocks[-1]), *slots))
+        row = self._ends.rows[table.slot]
+        row[0] = num_tokens
+        if table.blocks:
+            row[1] = table.blocks[-1]
         return stores
 
     def note_gpu_end(self, request_id: str, block: GpuBlockId) -> None:
@@ -190,7 +203,9 @@ class HostBlocks:
         table.saved_tokens = num_tokens
         index = num_tokens // size
         groups = table.groups or [table.blocks]
-        return tuple(Replicated(index, blocks[-1], 0, size, group) for group, blocks in enumerate(groups))
+        return tuple(
+            Replicated(index, HostBlockId(blocks[-1]), 0, size, group) for group, blocks in enumerate(groups)
+        )
 
     def release(self, request_id: str) -> None:
         """Release the blocks of a request that is gone; an unknown one is ignored."""
@@ -201,7 +216,7 @@ class HostBlocks:
         for block in chain.from_iterable(table.groups or [table.blocks]):
             self._drop(block)
 
-    def _drop(self, block: HostBlockId) -> None:
+    def _drop(self, block: int) -> None:
         self._num_references[block] -= 1
         if self._num_references[block] == 0:
             del self._num_references[block]
@@ -210,19 +225,19 @@ class HostBlocks:
                 del self._by_hash[content]
             self._free.add(block)
 
-    def _share(self, block: HostBlockId) -> HostBlockId:
+    def _share(self, block: int) -> int:
         self._num_references[block] += 1
         return block
 
-    def _take(self, blocks: Sequence[HostBlockId]) -> HostBlockId:
+    def _take(self, blocks: Sequence[int]) -> int:
         """Take a block for the end of a sequence that has these."""
-        block = HostBlockId(self._free.take(blocks[-1] if blocks else None))
+        block = self._free.take(blocks[-1] if blocks else None)
         self._num_references[block] = 1
         return block
 
     def check_integrity(self) -> None:
         """Assert that free and held blocks make up the pool, and that references match the tables."""
-        counted: dict[HostBlockId, int] = {}
+        counted: dict[int, int] = {}
         for table in self._tables.values():
             for block in table.blocks:
                 counted[block] = counted.get(block, 0) + 1

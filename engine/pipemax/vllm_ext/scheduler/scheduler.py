@@ -257,9 +257,9 @@ class PipeMaxScheduler(PlannedScheduler):
             request = self.waiting.pop_request()
             self._not_started[request.request_id] = request
         ran: dict[str, int] = output.num_scheduled_tokens
-        for request_id in plan.run:
-            if request_id not in ran:
-                self._events.append(RunRefused(step_id=plan.step_id, request_id=request_id))
+        if len(ran) < len(plan.run):
+            refused = [request_id for request_id in plan.run if request_id not in ran]
+            self._events += [RunRefused(step_id=plan.step_id, request_id=one) for one in refused]
         for request in new_requests:
             num_found = request.num_computed_tokens - ran.get(request.request_id, 0)
             if num_found > 0:

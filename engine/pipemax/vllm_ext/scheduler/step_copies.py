@@ -13,22 +13,17 @@ import numpy as np
 from pipemax.domain.units import GpuBlockId
 from pipemax.transfer.commands import BlockPrefetch, BlockStore, CopyRows, Int32s, Row, StepCopies, TokenStore
 from pipemax.transfer.store_fences import CopyFences
-from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks
+from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks, int32s
 from pipemax.vllm_ext.seam.gpu_blocks import GpuBlocks
 from pipemax.vllm_ext.seam.vllm_types import Request
-
-
-def _int32s() -> "array[int]":
-    """Return an empty array, of which NumPy makes another one without a look at each of its numbers."""
-    return array("i")
 
 
 @dataclass(slots=True)
 class _Pairs:
     """Whole-block copies being gathered."""
 
-    sources: "array[int]" = field(default_factory=_int32s)
-    targets: "array[int]" = field(default_factory=_int32s)
+    sources: "array[int]" = field(default_factory=int32s)
+    targets: "array[int]" = field(default_factory=int32s)
 
     def rows(self, kind: type[Row]) -> CopyRows[Row]:
         return CopyRows(kind, np.array([self.sources, self.targets], dtype=np.int32).T)
@@ -50,7 +45,7 @@ class CopyGatherer:
         self._overwritten: list[int] = []
         self._stores = _Pairs()
         self._token_rows: list[Int32s] = []  # of token stores of one token each
-        self._tokens = _int32s()  # of all other token stores, one field after the other
+        self._tokens = int32s()  # of all other token stores, one field after the other
         self._begun: list[GpuBlockId] = []  # blocks that the step writes from their first slot on
 
     def save_last(self, request_id: str) -> None:
@@ -112,7 +107,7 @@ class CopyGatherer:
         block_stores, self._stores = self._stores.rows(BlockStore), _Pairs()
         rest = np.array(self._tokens, dtype=np.int32).reshape(-1, 4)
         token_stores = CopyRows(TokenStore, np.concatenate([*self._token_rows, rest]))
-        self._tokens, self._token_rows = _int32s(), []
+        self._tokens, self._token_rows = int32s(), []
         prefetches, self._prefetches = self._prefetches.rows(BlockPrefetch), _Pairs()
         later_prefetches, self._later_prefetches = self._later_prefetches.rows(BlockPrefetch), _Pairs()
         abandons_prefetches, self._abandons_prefetches = self._abandons_prefetches, False

@@ -4,6 +4,7 @@ A request's replica has a list of blocks for each group; those of windows begin 
 Nothing is shared between requests. Of a prompt's part, only the blocks that the tokens after it need are stored.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pipemax.domain.kv_groups import KvGroups
 from pipemax.domain.units import HostBlockId, ceil_div
 from pipemax.transfer.commands import Int32s
-from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks, Replicated, Table
+from pipemax.vllm_ext.scheduler.host_blocks import HostBlocks, Replicated, Table, int32s
 
 
 class WindowedHostBlocks(HostBlocks):
@@ -25,11 +26,11 @@ class WindowedHostBlocks(HostBlocks):
         super().__init__(num_blocks=num_blocks, block_tokens=block_tokens, stores_tokens=stores_tokens)
         self._groups = groups
 
-    def blocks(self, request_id: str) -> Sequence[HostBlockId]:
+    def blocks(self, request_id: str) -> "array[int]":
         table = self._tables[request_id]
         begin = self._skipped(table.num_tokens) - table.num_skipped
         full, windows = table.groups[: self._groups.full], table.groups[self._groups.full :]
-        return [*chain.from_iterable(full), *chain.from_iterable(blocks[begin:] for blocks in windows)]
+        return array("i", chain(*full, *(blocks[begin:] for blocks in windows)))
 
     def num_shared(self, request_id: str) -> int:
         return 0
@@ -48,7 +49,7 @@ class WindowedHostBlocks(HostBlocks):
             end = num_tokens // size + (self.stores_tokens and num_tokens % size > 0)
             for index in range(max(first, before // size), end):
                 slots = self._slots(before, num_tokens, index)
-                stores.append(Replicated(index, blocks[index - first], *slots, group))
+                stores.append(Replicated(index, HostBlockId(blocks[index - first]), *slots, group))
         self._ends.rows[table.slot, 0] = num_tokens
         return stores
 
@@ -60,7 +61,7 @@ class WindowedHostBlocks(HostBlocks):
 
     def _begin(self, request_id: str) -> Table:
         table = super()._begin(request_id)
-        table.groups = [table.blocks, *([] for _ in range(self._groups.count - 1))]
+        table.groups = [table.blocks, *(int32s() for _ in range(self._groups.count - 1))]
         return table
 
     def _skipped(self, num_tokens: int) -> int:

@@ -3,7 +3,7 @@
 Nothing is found by its content here: such engines have no prefix cache.
 """
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.request import Request
 
@@ -21,6 +21,9 @@ class WindowedGpuBlocks(GpuBlocks):
         self._groups = sorted(
             manager.coordinator.single_type_managers, key=lambda one: isinstance(one, SlidingWindowManager)
         )
+
+    def _allocate_at_border(self, request: Request) -> KVCacheBlocks | None:
+        return self._allocate_slots(request, 1, num_lookahead_tokens=0)
 
     def tables(self, request_id: str) -> tuple[list[int], ...]:
         managers = self._manager.coordinator.single_type_managers  # in the order that the workers know
