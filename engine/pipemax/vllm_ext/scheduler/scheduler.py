@@ -91,9 +91,9 @@ class PipeMaxScheduler(PlannedScheduler):
         )
         self._events: list[Event] = []
         self._learns_times = True
-        # Requests that the current step does not run. Those that have started keep vLLM's status RUNNING.
+        # Those that have started keep vLLM's status RUNNING, whether the current step runs them or not.
         self._started: dict[str, Request] = {}
-        self._not_started: dict[str, Request] = {}
+        self._not_started: dict[str, Request] = {}  # without those that the current step runs
         self._blocked = BlockedRequests()  # unknown to the controller
         self._ended: list[str] = []  # finished or aborted, not yet told
         self._counters = Counters()
@@ -187,8 +187,6 @@ class PipeMaxScheduler(PlannedScheduler):
 
     def _set_aside(self) -> None:
         """Empty vLLM's queues of the requests that ran last and those that arrived since."""
-        for request in self.running:
-            self._started[request.request_id] = request
         self.running = []
         for queue in (self.kv_holding_waiting, self.waiting):
             while queue:
@@ -243,12 +241,11 @@ class PipeMaxScheduler(PlannedScheduler):
     def _run(self, plan: StepPlan) -> SchedulerOutput:
         """Run vLLM's own ``schedule`` over the planned requests, and report what became of them."""
         new_requests: list[Request] = []
-        for request_id in plan.run:
-            if (request := self._started.pop(request_id, None)) is not None:
-                self.running.append(request)
-            else:
-                new_requests.append(self._not_started.pop(request_id))
-                self.waiting.add_request(new_requests[-1])
+        self.running = [self._started[request_id] for request_id in plan.run if request_id in self._started]
+        if len(self.running) < len(plan.run):
+            new_requests = [self._not_started.pop(one) for one in plan.run if one not in self._started]
+            for request in new_requests:
+                self.waiting.add_request(request)
         self._planned_tokens = dict(zip(plan.run, plan.run_tokens, strict=True))
         output = (schedule_decodes(self) if self._schedules_decodes else None) or super().schedule()
         output.scheduled_new_reqs.extend(self._resent)
@@ -261,6 +258,8 @@ class PipeMaxScheduler(PlannedScheduler):
             refused = [request_id for request_id in plan.run if request_id not in ran]
             self._events += [RunRefused(step_id=plan.step_id, request_id=one) for one in refused]
         for request in new_requests:
+            if request.request_id in ran:
+                self._started[request.request_id] = request
             num_found = request.num_computed_tokens - ran.get(request.request_id, 0)
             if num_found > 0:
                 hit = PrefixCacheHit(
@@ -372,14 +371,15 @@ class PipeMaxScheduler(PlannedScheduler):
         self._moves.forget(request_id)
 
     def kv_dropped(self, request: Request) -> None:
+        self._started.pop(request.request_id, None)
         self._not_started[request.request_id] = request
         self._moves.drop(request.request_id)
         self._events.append(RequestPreempted(request_id=RequestId(request.request_id)))
 
     def get_request_counts(self) -> tuple[int, int]:
         """Return (running, waiting), including the requests set aside."""
-        num_running, num_waiting = super().get_request_counts()
-        return num_running + len(self._started), num_waiting + len(self._not_started) + len(self._blocked)
+        num_waiting = super().get_request_counts()[1]
+        return len(self._started), num_waiting + len(self._not_started) + len(self._blocked)
 
 
 class PipeMaxAsyncScheduler(PipeMaxScheduler, AsyncScheduler):

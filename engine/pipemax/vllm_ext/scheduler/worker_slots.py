@@ -35,14 +35,19 @@ class RunnerSlots:
 
         At most ``num_slots`` requests may have KV on the GPU, so that there are always enough away.
         """
-        for request_id in request_ids:
+        new = {*request_ids} - self._on_gpu  # most of hundreds are there already
+        for request_id in new:
             self._away.pop(request_id, None)
-            self._on_gpu.add(request_id)
+        self._on_gpu |= new
         excess = len(self) - self.num_slots
         assert excess <= len(self._away), (
             f"{len(self._on_gpu)} requests on the GPU, {self.num_slots} slots of the runner"
         )
         return [self._away.popitem(last=False)[0] for _ in range(excess)]
+
+    def lacking(self, request_ids: Iterable[str]) -> set[str]:
+        """Return those of these requests that have no slot."""
+        return {request_id for request_id in {*request_ids} - self._on_gpu if request_id not in self._away}
 
     def leave_gpu(self, request_id: str) -> None:
         """Note that the request's KV is only on the host; it keeps any slot until another request needs it."""
@@ -99,15 +104,17 @@ class WorkerState:
 
     def news(self, started: Sequence[Request], scheduled: Iterable[str]) -> News:
         """Decide what the workers hear of a step of ``scheduled``, of which ``started`` ran before."""
-        news = News([], [], [], [])
-        for request in started:
-            if request.request_id not in self.slots:
-                news.resent.append(request)
-            elif request.request_id in self._prefetched:
-                news.moved.append(request)
-            else:
+        news, prefetched = News([], [], [], []), self._prefetched
+        ids = [request.request_id for request in started]
+        changed = prefetched.intersection(ids) | self.slots.lacking(ids)  # few of hundreds
+        for request, request_id in zip(started, ids, strict=True):
+            if request_id not in changed:
                 news.known.append(request)
-        self._prefetched.difference_update(scheduled)
+            elif request_id not in self.slots:
+                news.resent.append(request)
+            else:
+                news.moved.append(request)
+        prefetched.difference_update(scheduled)
         news.dropped.extend(self.slots.take(scheduled))
         return news
 
