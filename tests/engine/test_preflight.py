@@ -108,6 +108,12 @@ def test_sampled_rows_tell_how_many_will_fit_into_the_host_pool() -> None:
             "reasoning_parser 'qwen9' is unknown to vLLM; it knows cohere_command3",
         ),
         ({}, {"reasoning_effort": "low"}, "does not read 'reasoning_effort'"),
+        ({}, {"thinking_tokens": 5}, "thinking_tokens is given, and nothing splits off the model's thinking"),
+        (
+            {"vllm": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}},
+            {"choice": ("a", "b"), "logprobs": True},
+            "vLLM drops the probabilities of choices while it speculates",
+        ),
         ({}, {"chat_template_kwargs": '{"tokenize": true}'}, "'tokenize', which PipeMax sets itself"),
         (
             {"chat": "never"},

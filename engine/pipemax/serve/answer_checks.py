@@ -32,6 +32,11 @@ def check_answers(config: EngineConfig, sampling: Sampling, tokenizer: Any, *, h
                 f"{name} is given, and nothing splits off the model's thinking; set reasoning_parser in the engine "
                 f"config, or leave {name} out"
             )
+    if sampling.choice and sampling.logprobs and config.vllm_arguments.get("speculative_config"):
+        raise ValueError(
+            "choice and logprobs are given, and speculative_config in the engine config: vLLM drops the probabilities "
+            "of choices while it speculates; leave logprobs or speculative_config out"
+        )
     if sampling.attempts_show_error and (not has_template or config.chat is ChatMode.NEVER):
         raise ValueError(
             "attempts_show_error continues the conversation, which needs a model with a chat template, and chat not "
