@@ -19,8 +19,8 @@ from tests.serve.test_tuning import remember
 ROWS = 60
 """Different ones, which come again and again."""
 IN_FLIGHT = 100
-TRIED = CanaryRules(pairs=1, block_s=3.0, worth=-10.0)
-"""Whatever the rate on these cores, it is taken."""
+TRIED = CanaryRules(restarts=0.0, pairs=1, block_s=3.0, worth=-10.0)
+"""However long a start takes and whatever the rate is on these cores, it is tried and taken."""
 CONFIG = EngineConfig.parse(
     {**DEFAULTS, "policy": "vllm", "replicas": 2, "max_num_seqs": 16, "enable_prefix_caching": False}
 )

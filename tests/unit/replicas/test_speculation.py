@@ -65,7 +65,8 @@ def test_one_replica_is_started_again_with_it_and_its_rows_come_once(tmp_path: P
         assert seen(engine, "restarts") == [0, 2], "twice, and neither was a crash"
 
 
-def test_replicas_change_one_after_the_other(tmp_path: Path) -> None:
+@pytest.mark.long  # six starts of fakes
+def test_replicas_change_one_after_the_other() -> None:
     with replica_set(3, limits=STRICT) as engine:
         engine.speculate([1, 2, 3])
         fewest = 3
@@ -92,6 +93,7 @@ def test_a_replica_that_does_not_start_with_it_comes_back_without(caplog: pytest
     assert warning.endswith("has ended with n-gram speculation, and starts again without: no such method")
 
 
+@pytest.mark.long  # as one that does not start
 def test_one_that_dies_with_it_comes_back_without_and_no_row_is_blamed(tmp_path: Path) -> None:
     held = tmp_path / "held"
     with replica_set(2, limits=STRICT, held_by=str(held), held_row_s=FOR_EVER) as engine:
@@ -111,7 +113,7 @@ def test_one_that_dies_with_it_comes_back_without_and_no_row_is_blamed(tmp_path:
     "sampling",
     [
         pytest.param(Sampling(temperature=0.5, seed=7), id="sampled"),
-        pytest.param(Sampling(choice=("a", "b"), logprobs=True), id="choices"),
+        pytest.param(Sampling(choice=("a", "b"), logprobs=True), id="choices", marks=pytest.mark.long),
     ],
 )
 def test_a_row_that_it_may_change_waits_for_a_replica_without(sampling: Sampling, tmp_path: Path) -> None:
@@ -135,11 +137,8 @@ def test_while_such_a_row_is_in_flight_no_replica_begins_to_speculate(tmp_path: 
         for _ in range(5):
             engine.poll(0.01)
         assert seen(engine, "restarts") == [0, 0]
-
-
-def test_an_unknown_replica_is_refused() -> None:
-    with replica_set(2) as engine, pytest.raises(ValueError, match=r"replicas \[3\]: the engine has 1 to 2"):
-        engine.speculate([1, 3])
+        with pytest.raises(ValueError, match=r"replicas \[3\]: the engine has 1 to 2"):
+            engine.speculate([1, 3])
 
 
 def test_the_config_of_a_replica_gets_one_argument_of_vllm() -> None:

@@ -14,7 +14,7 @@ from tests.unit.replicas.test_speculation import seen
 from tests.unit.serve.flow.served_replicas import Served
 
 QUICK = TuningRules(
-    max_s=60.0, least_table_s=1.0, sweep_setting_s=1.0, block_s=3.0, block_steps=5, residences=1.0, worth=-1.0
+    max_s=40.0, least_table_s=1.0, sweep_setting_s=1.0, block_s=2.0, block_steps=5, residences=1.0, worth=-1.0
 )
 """A race whatever the simulation says."""
 MOST_LIMITS = (2048, 64)

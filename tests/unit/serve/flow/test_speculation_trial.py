@@ -77,7 +77,9 @@ def test_where_it_loses_the_replica_goes_back_and_the_next_job_does_not_try_agai
     ("has", "config"),
     [
         pytest.param({MAY_NOT_SPECULATE}, CONFIG, id="a job with a sampled row"),
-        pytest.param(set(), CONFIG.model_copy(update={"tune": False}), id="tuning is off"),
+        pytest.param(
+            set(), CONFIG.model_copy(update={"tune": False}), id="tuning is off", marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_is_not_to_be_tried_is_not(has: set[str], config: EngineConfig, tmp_path: Path) -> None:
