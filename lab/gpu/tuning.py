@@ -36,7 +36,7 @@ from pipemax.tuning.rules import TuningRules
 from pipemax.tuning.step_fit import WorkCosts, fit_steps
 
 WASHOUT_S, MEASURED_S = 5.0, 8.0
-RULES = TuningRules(sweep_setting_s=2.0, block_s=7.0, block_steps=60, residences=1.0, max_s=110.0)
+RULES = TuningRules(sweep_setting_s=1.2, block_s=7.0, residences=1.0, fewest_residences=1.0, max_s=110.0)
 _SENT_AT_ONCE = 256
 
 
@@ -194,7 +194,7 @@ def _compare(
     prompts_per_output = sum(p for p, _ in lengths) / sum(o for _, o in lengths)
     fit = fit_steps(StepRecords.joined([steps for _, steps in parts]), prompts_per_output=prompts_per_output)
     assert fit is not None
-    print(f"median error of the fit: {fit.median_error:.1%}", flush=True)
+    print(f"standard error of the fit: {fit.error:.2%}", flush=True)
     rates = [_work_per_s(steps, fit.costs) for _, steps in parts]
     at = [index for index, (limits, _) in enumerate(parts) if limits == default]
     rows = []

@@ -32,7 +32,7 @@ def run_trial(
 ) -> Trial:
     """Run the tuner on a table that takes ``hours`` under the default."""
     table_s = hours * HOUR_S
-    # More rows than a tuning takes need not be there.
+    # More rows than a tuning takes need not be there: it may try for 15 minutes, and wait for long rows before.
     rows = round(1.6 * truth.rows_per_s * min(table_s, 1000.0)) + 5000
     envelope = setting.envelope()
     tuner = Tuner(envelope, start=start)
@@ -40,6 +40,8 @@ def run_trial(
     engine = LiveEngine(setting.scenario(rows, seed), first, Noise().scatter(seed))
     work_s = 0.0
     while tuner.tuned is None:
+        if not engine.num_left:
+            raise RuntimeError(f"{setting.name}, seed {seed}: the tuner has not settled, and no row is left")
         steps, ended = engine.advance(1.0)
         work_s += useful_work_s(truth.costs, steps)
         (limits,) = tuner.observe([steps], ended, expected_s=max(0.0, table_s - engine.now_s))

@@ -18,8 +18,8 @@ QUICK = TuningRules(
     least_table_s=1.0,
     sweep_setting_s=0.6,
     block_s=1.5,
-    block_steps=10,
     residences=1.0,
+    fewest_residences=1.0,
     worth=-1.0,
 )
 """Every stage within a minute, and a race whatever the simulation says."""

@@ -28,7 +28,6 @@ class BlockPlan:
     washout_s: float
     """Not measured: rows that began under other limits are still running."""
     measured_s: float
-    fewest_steps: int = 1
 
     @property
     def seconds(self) -> float:
@@ -64,9 +63,7 @@ class Block:
     @property
     def is_complete(self) -> bool:
         """Tell whether the block is long enough. A replica that makes no steps holds it up no longer than its time."""
-        elapsed_s, plan = max(self._elapsed_s), self.plan
-        enough = max(self.num_steps) >= plan.fewest_steps or elapsed_s >= 2 * plan.seconds
-        return elapsed_s >= plan.seconds and enough
+        return max(self._elapsed_s) >= self.plan.seconds
 
     def fault(self) -> str | None:
         """Return why the block says nothing about its limits, ``None`` if it does."""

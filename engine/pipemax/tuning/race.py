@@ -27,8 +27,9 @@ _LOSS = -0.01
 """…and a rival that is surely below this is dropped."""
 WORTH_A_CHANGE = 0.005
 """A rival that was not shown to be better must look better than the default by this at the end."""
-_PREDICTION_SD = 0.02
+_PREDICTION_SD = 0.015
 """How far a predicted gain may be from the true one."""
+_ENOUGH_UNITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +135,15 @@ class Race:
         return self._without_rivals() or self._settled()
 
     def end(self, why: str) -> Verdict:
-        """Return the best by the means, and the default unless a rival looks better by ``WORTH_A_CHANGE``.
+        """Return the best by what was measured and predicted; the default unless it is ``WORTH_A_CHANGE``.
 
-        A rival that only the simulation is for is left.
+        A rival that enough pairs were not for is left, whatever was predicted; one or two pairs scatter too much.
         """
-        raced = [rival for rival in self._live() if rival.units and fmean(rival.units) > 0]
+        raced = [
+            rival
+            for rival in self._live()
+            if rival.units and (len(rival.units) < _ENOUGH_UNITS or fmean(rival.units) > 0)
+        ]
         best = max(raced, key=Rival.weighed_mean, default=None)
         if best is None or best.weighed_mean() <= WORTH_A_CHANGE:
             return Verdict(winner=None, why=why)
@@ -163,6 +168,8 @@ class Race:
             return Verdict(winner=live[best], why="it was shown to be faster")
         if max(one.high for one in estimates) <= _WORTH:
             return Verdict(winner=None, why=f"no rival gains {_WORTH:.0%}")
+        if max(rival.weighed_mean() for rival in live) <= WORTH_A_CHANGE:
+            return Verdict(winner=None, why="no rival looks better")
         if all(len(rival.units) >= rival.planned_units for rival in live):
             return self.end("all planned blocks were raced")
         return None

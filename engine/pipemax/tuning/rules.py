@@ -20,27 +20,34 @@ class TuningRules:
     """Of the table's expected seconds, by which enough rows must have ended to know their lengths."""
     least_table_s: float = 1200.0
     """A shorter table runs under the limits it starts with."""
-    sweep_setting_s: float = 7.0
+    sweep_setting_s: float = 3.5
     block_s: float = 20.0
-    block_steps: int = 200
     residences: float = 2.5
-    """A block of other running rows lasts as many times as a row runs."""
+    """A block of other running rows lasts as many times as a row runs…"""
+    fewest_residences: float = 1.5
+    """…and so many where the budget has no time for one pair of such blocks."""
     fewest_pairs: int = 4
     """Rivals for which the budget has fewer are not raced. If that is true of all, the best has as many at most…"""
-    confirming_share: float = 0.2
-    """…within this share of the table's expected seconds, for half of which the engine runs under the default."""
+    large_share: float = 0.2
+    """…and where a large gain is predicted, within this share of the table's expected seconds."""
+    large: float = 0.02
     max_rivals: int = 3
     near_best: float = 0.02
     """Rivals are those predicted within this of the best."""
     worth: float = 0.015
-    """A predicted gain below this ends the tuning with the default."""
+    """A predicted gain below this, or below twice the error of the fit, ends the tuning with the default."""
 
-    def budget_s(self, table_s: float, *, is_confirming: bool = False) -> float:
+    def budget_s(self, table_s: float, *, is_large: bool = False) -> float:
         """Return the seconds that a tuning may take, of a table that is expected to take ``table_s``."""
-        return min(self.max_s, (self.confirming_share if is_confirming else self.max_share) * table_s)
+        return min(self.max_s, (self.large_share if is_large else self.max_share) * table_s)
 
     def block(
-        self, limits: tuple[StepLimits, ...], *, residence_s: float | None, is_changed: bool
+        self,
+        limits: tuple[StepLimits, ...],
+        *,
+        residence_s: float | None,
+        is_changed: bool,
+        is_brief: bool = False,
     ) -> BlockPlan:
         """Return the plan of a block of the race. Nothing is washed out where no limits change.
 
@@ -48,13 +55,12 @@ class TuningRules:
         """
         total_s, washout_s = self.block_s, self.block_s / 3
         if residence_s is not None:
-            total_s = max(total_s, self.residences * residence_s)
+            total_s = max(total_s, (self.fewest_residences if is_brief else self.residences) * residence_s)
             washout_s = max(total_s / 3, min(residence_s, total_s / 2))
         return BlockPlan(
             limits=limits,
             washout_s=washout_s if is_changed else 0.0,
             measured_s=total_s - washout_s,
-            fewest_steps=self.block_steps * 2 // 3,
         )
 
 

@@ -16,15 +16,22 @@ from pipemax.domain.step_times import Segment, StepTimeModel
 
 Floats = npt.NDArray[np.float64]
 
-_KNOTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_KNOTS = (16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 """Tokens at which the slope may change; the ends of CUDA graphs are among them."""
 _JUMPS = (64, 128, 256, 512)
 """Knots behind which a step may take longer at once."""
 _MAX_STEPS = 6000
 _FEWEST_STEPS = 50
+_SD_OF_MEDIAN = 1.5
+"""A standard deviation as a multiple of the median error."""
 _OUTLIER = 5.0
 """Times the median error beyond which a step is not fitted."""
 _RIDGE = 1e-7
+_BIN_S = 10.0
+"""Seconds of steps that share one deviation of the engine's speed, which is no step's own…"""
+_BIN_SD = 0.02
+"""…of this size; steps scatter by another ``_STEP_SD``."""
+_STEP_SD = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +71,8 @@ class StepFit:
     stage: StageConfig
     """As a calibration has it; the sizes of KV and the copy rates are of no engine, for nothing is copied."""
     costs: WorkCosts
-    median_error: float
-    """Of the fitted steps, relative to their time."""
+    error: float
+    """Standard error of a fitted step's time, relative to it: the fewer the steps, the larger."""
 
 
 def fit_steps(records: StepRecords, *, prompts_per_output: float) -> StepFit | None:
@@ -73,11 +80,13 @@ def fit_steps(records: StepRecords, *, prompts_per_output: float) -> StepFit | N
     usable = np.flatnonzero((records.seconds > 0) & (records.prompt_tokens + records.decodes > 0))
     if len(usable) < _FEWEST_STEPS:
         return None
+    times_s = np.cumsum(np.nan_to_num(records.seconds))
     usable = usable[np.linspace(0, len(usable) - 1, min(len(usable), _MAX_STEPS)).astype(np.int64)]
     prompts, decodes, kv_tokens, seconds = (
         array[usable].astype(np.float64)
         for array in (records.prompt_tokens, records.decodes, records.kv_tokens, records.seconds)
     )
+    times_s = times_s[usable]
     tokens = prompts + decodes
     low, high = np.quantile(tokens, [0.02, 0.98])
     knots = (0, *(knot for knot in _KNOTS if low <= knot < high))
@@ -87,15 +96,27 @@ def fit_steps(records: StepRecords, *, prompts_per_output: float) -> StepFit | N
     ]
     jumps = [(tokens > knot).astype(np.float64) for knot in knots if knot in _JUMPS]
     columns = np.stack([np.ones_like(tokens), decodes, prompts, kv_tokens, *pieces, *jumps], axis=1)
-    columns /= seconds[:, None]
-    kept = np.ones(len(seconds), dtype=bool)
-    for _ in range(3):
-        values = _non_negative_least_squares(columns[kept], np.ones(int(kept.sum())))
-        errors = np.abs(columns @ values - 1)
+    bins = (times_s // _BIN_S).astype(np.int64)
+    kept, expected_s = np.ones(len(seconds), dtype=bool), seconds
+    for _ in range(4):
+        relative = np.column_stack([columns, seconds])[kept] / expected_s[kept, None]
+        relative = _without_drift(relative, bins[kept])
+        values = _non_negative_least_squares(relative[:, :-1], relative[:, -1])
+        expected_s = columns @ values
+        errors = np.abs(seconds / expected_s - 1)
         kept = errors <= max(0.01, _OUTLIER * float(np.median(errors)))
     stage = _stage(values, knots)
     costs = _costs(values, knots, tokens, prompts_per_output)
-    return StepFit(stage=stage, costs=costs, median_error=float(np.median(errors)))
+    error = _SD_OF_MEDIAN * float(np.median(errors)) * float(np.sqrt(columns.shape[1] / len(columns)))
+    return StepFit(stage=stage, costs=costs, error=error)
+
+
+def _without_drift(columns: Floats, bins: npt.NDArray[np.int64]) -> Floats:
+    """Return columns less the share of each bin's mean that is due to the engine's speed at that time."""
+    _, index, counts = np.unique(bins, return_inverse=True, return_counts=True)
+    means = np.stack([np.bincount(index, column) / counts for column in columns.T], axis=1)
+    shares = 1 - 1 / np.sqrt(1 + counts * _BIN_SD**2 / _STEP_SD**2)
+    return np.asarray(columns - shares[index, None] * means[index], dtype=np.float64)
 
 
 def _stage(values: Floats, knots: tuple[int, ...]) -> StageConfig:

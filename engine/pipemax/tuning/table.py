@@ -18,8 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 SWEEP_ROWS = (0.25, 0.5, 1.0)
 """Shares of the rows that the KV cache holds, ascending: rows that run are added, and none has to end first."""
-SWEEP_TOKENS = (0.5, 1.0, 2.0, 4.0)
-"""Multiples of the tokens of a steady engine's step."""
+SWEEP_TOKENS = (0.5, 1.0, None, None, 1.0, 0.5)
+"""Multiples of the tokens of a steady engine's step, and the default's; there and back, so that a drift cancels."""
 _CANDIDATE_ROWS = (0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.35)
 """Shares of the rows that the KV cache holds."""
 _ENOUGH_TOKENS = 1.5
@@ -159,15 +159,17 @@ class Envelope:
         return StepLimits(step_tokens=tokens, running_rows=min(rows, tokens))
 
 
-def sweep_limits(envelope: Envelope, lengths: Lengths, share_of_rows: float, tokens: float) -> StepLimits:
+def sweep_limits(
+    envelope: Envelope, lengths: Lengths, share_of_rows: float, tokens: float | None
+) -> StepLimits:
     """Return the limits of one setting of the sweep, in shares of what is known so far."""
     if len(lengths) < _ROWS_TO_KNOW_LENGTHS:
-        ceiling = envelope.ceiling
-        return envelope.limits(
-            ceiling.step_tokens * tokens / SWEEP_TOKENS[-1], share_of_rows * ceiling.running_rows
-        )
-    rows = min(envelope.rows_that_fit(lengths), envelope.ceiling.running_rows)
-    return envelope.limits(tokens * steady_step_tokens(rows, lengths), share_of_rows * rows)
+        rows, steady = float(envelope.ceiling.running_rows), envelope.ceiling.step_tokens / 2
+    else:
+        rows = min(envelope.rows_that_fit(lengths), envelope.ceiling.running_rows)
+        steady = steady_step_tokens(rows, lengths)
+    step_tokens = envelope.default.step_tokens if tokens is None else tokens * steady
+    return envelope.limits(step_tokens, share_of_rows * rows)
 
 
 def steady_step_tokens(rows: float, lengths: Lengths) -> float:

@@ -33,6 +33,8 @@ _MAX_LENGTHS = 50_000
 _ROWS_TO_PREDICT = 64
 _MOST_LONGER = 0.03
 """Share of rows that may be longer than all that ended, when lengths are taken as known."""
+_TIMES_DEFAULT = 5
+"""Settings' time at the end of the sweep for the default: its rows pass all numbers between."""
 _STEPS_A_CALL = 2000
 """Steps simulated in a call: about a tenth of a second."""
 _CHECK_PAIRS = 2
@@ -83,9 +85,9 @@ class Tuner:
         self._seconds = self._spent_s = 0.0
         self._records: list[StepRecords] = []
         self._waited: list[StepRecords] = []  # while rows were waited for
-        self._levels: list[tuple[float, float] | None] = [
+        self._levels: list[tuple[float, float | None] | None] = [
             *((rows, tokens) for rows in SWEEP_ROWS for tokens in SWEEP_TOKENS),
-            None,  # the default itself, which all are compared with
+            *[None] * _TIMES_DEFAULT,
         ]
         self._limits = [self._start] * num_replicas
         self._block: Block | None = None
@@ -95,7 +97,8 @@ class Tuner:
         self._has_rows = False  # all candidates that differ in rows were simulated
         self._rates: dict[StepLimits, float] = {}
         self._run: RaceRun | None = None
-        self._is_confirming = False
+        self._is_large = False  # the predicted gain
+        self._is_brief = False  # the blocks of the race
         if self.costs is not None:
             self.stage = Stage.CHECK
             if self._start == envelope.default:
@@ -137,7 +140,7 @@ class Tuner:
 
     def _budget_left_s(self, expected_s: float) -> float:
         table_s = self._seconds + expected_s
-        return self._rules.budget_s(table_s, is_confirming=self._is_confirming) - self._spent_s
+        return self._rules.budget_s(table_s, is_large=self._is_large) - self._spent_s
 
     # The sweep.
 
@@ -213,8 +216,9 @@ class Tuner:
         rules, default = self._rules, self._envelope.default
         gains = {limits: float(self._predicted(limits) or 0.0) for limits in self._rates if limits != default}
         order = sorted(gains, key=lambda limits: gains[limits], reverse=True)
-        if not order or gains[order[0]] < rules.worth:
-            self._settle(default, why=f"no other limits are within reach of {rules.worth:+.1%}")
+        worth = max(rules.worth, 2 * (0.0 if self._fit is None else self._fit.error))
+        if not order or gains[order[0]] < worth:
+            self._settle(default, why=f"no other limits are within reach of {worth:+.1%}")
             return
         best = order[0]
         rivals = list[StepLimits]()
@@ -225,9 +229,12 @@ class Tuner:
         pairs = self._budget_left_s(expected_s) / self._pair_s(rivals[0])
         rivals, first = rivals[: int(pairs // rules.fewest_pairs)], None
         if not rivals:
-            self._is_confirming, first = True, self._waited_block()
-            pairs = self._budget_left_s(expected_s) / self._pair_s(best) + (0.5 if first else 0.0)
-            if pairs < 1:
+            self._is_large, first = gains[best] >= rules.large, self._waited_block()
+            for self._is_brief in (False, True):
+                pairs = self._budget_left_s(expected_s) / self._pair_s(best) + (0.5 if first else 0.0)
+                if pairs >= 1:
+                    break
+            else:
                 self._settle(default, why="a race takes too long for what it may gain")
                 return
             rivals, pairs = [best], min(rules.fewest_pairs, pairs)
@@ -259,7 +266,7 @@ class Tuner:
 
     def _plan(self, rival: StepLimits, limits: tuple[StepLimits, ...], is_changed: bool) -> BlockPlan:
         seconds = residence_s(self._fit, self._envelope, self._lengths, rival)
-        return self._rules.block(limits, residence_s=seconds, is_changed=is_changed)
+        return self._rules.block(limits, residence_s=seconds, is_changed=is_changed, is_brief=self._is_brief)
 
     def _pair_s(self, rival: StepLimits) -> float:
         return 2 * self._plan(rival, (rival,) * self._num_replicas, True).seconds

@@ -96,19 +96,36 @@ def test_at_the_end_a_rival_must_look_better_by_half_a_percent() -> None:
     assert Race(rivals(1), num_replicas=1).end("its time is up").winner is None
 
 
-def test_a_rival_that_only_the_simulation_is_for_does_not_win() -> None:
+def test_a_rival_that_four_pairs_are_not_for_does_not_win_whatever_is_predicted() -> None:
     for measured, wins in ((-0.003, False), (0.003, True)):
         race = Race(rivals(1, predicted=0.04), num_replicas=1)
         race.rivals[0].units = [measured] * 4
         assert (race.end("its time is up").winner is not None) is wins
 
 
-def test_the_prediction_counts_as_much_as_two_pairs() -> None:
+def test_one_pair_does_not_refute_a_large_prediction() -> None:
+    for measured, wins in ((-0.02, True), (-0.15, False)):
+        race = Race(rivals(1, predicted=0.04), num_replicas=1)
+        race.rivals[0].units = [measured]
+        assert (race.end("its time is up").winner is not None) is wins
+
+
+def test_a_race_ends_early_when_the_first_pairs_do_not_show_what_was_predicted() -> None:
+    race = Race(rivals(1, predicted=0.016), num_replicas=1)
+    verdict = run(race, {LIMITS[0]: -0.02}, Random(6), sd=0.001)
+    assert verdict.winner is None
+    assert verdict.why == "no rival looks better"
+    assert race.num_pairs == 2
+
+
+def test_the_prediction_counts_as_much_as_three_or_four_pairs() -> None:
     (rival,) = rivals(1, predicted=0.04)
-    rival.units = [0.0] * 2
-    assert 0.015 < rival.weighed_mean() < 0.025
+    rival.units = [0.0] * 3
+    assert rival.weighed_mean() > 0.02
+    rival.units = [0.0] * 4
+    assert rival.weighed_mean() < 0.02
     rival.units = [0.0] * 20
-    assert rival.weighed_mean() < 0.005
+    assert rival.weighed_mean() < 0.006
 
 
 def test_bounds_narrow_from_look_to_look() -> None:

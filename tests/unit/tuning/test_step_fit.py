@@ -66,7 +66,6 @@ def test_steps_are_predicted_within_three_percent_of_the_truth(step: tuple[int, 
     assert fit is not None
     decodes, prompts, kv_tokens = (np.array(part) for part in step)
     assert predicted_s(fit, *step) == pytest.approx(float(true_s(decodes, prompts, kv_tokens)), rel=0.03)
-    assert fit.median_error < 0.03
 
 
 def test_a_jump_behind_a_full_tile_is_seen() -> None:
@@ -90,6 +89,36 @@ def test_stalled_steps_and_idle_gaps_do_not_move_the_fit() -> None:
     assert spoilt is not None
     for step in STEPS:
         assert predicted_s(spoilt, *step) == pytest.approx(predicted_s(fit, *step), rel=0.03)
+
+
+def test_a_speed_that_changes_over_seconds_does_not_move_the_fit() -> None:
+    """The engine is 4 % faster or slower for ten seconds at a time; most of its large steps fall into slow ones."""
+    rng = np.random.default_rng(3)
+    steps = records(3000, noise=0.0)
+    large = steps.prompt_tokens > 2500
+    order = np.argsort(np.where(rng.random(3000) < 0.7, large, ~large), kind="stable")
+    seconds = steps.seconds[order]
+    speed = np.where(np.cumsum(seconds) < seconds.sum() / 2, 0.96, 1.04)
+    drifting = replace(
+        steps,
+        prompt_tokens=steps.prompt_tokens[order],
+        decodes=steps.decodes[order],
+        kv_tokens=steps.kv_tokens[order],
+        seconds=seconds * speed,
+    )
+    fit = fit_steps(drifting, prompts_per_output=2.0)
+    assert fit is not None
+    one, other = (STEPS[2], STEPS[5])
+    truth = [float(true_s(*(np.array(part) for part in step))) for step in (one, other)]
+    ratio = predicted_s(fit, *other) / predicted_s(fit, *one)
+    assert ratio == pytest.approx(truth[1] / truth[0], rel=0.01)
+
+
+def test_fewer_steps_make_a_larger_error() -> None:
+    fits = [fit_steps(records(count), prompts_per_output=2.0) for count in (100, 3000)]
+    errors = [0.0 if fit is None else fit.error for fit in fits]
+    assert 0.005 < errors[0] < 0.02
+    assert errors[1] < errors[0] / 4
 
 
 def test_costs_are_those_of_one_more_token() -> None:

@@ -90,8 +90,14 @@ def test_candidates_differ_in_rows_first_and_then_in_tokens() -> None:
 
 
 def test_the_sweep_knows_nothing_of_lengths_at_first() -> None:
-    assert sweep_limits(envelope(), Lengths(), 0.5, 2.0) == StepLimits(step_tokens=2048, running_rows=128)
-    assert sweep_limits(envelope(), lengths(320, 160), 0.5, 2.0).running_rows == 112
+    assert sweep_limits(envelope(), Lengths(), 0.5, 0.5) == StepLimits(step_tokens=1024, running_rows=128)
+    assert sweep_limits(envelope(), lengths(320, 160), 0.5, 0.5).running_rows == 112
+
+
+def test_the_sweep_has_steps_of_the_default_size_with_each_number_of_rows() -> None:
+    for share in (0.25, 0.5, 1.0):
+        limits = sweep_limits(envelope(), lengths(320, 160), share, None)
+        assert limits.step_tokens == DEFAULT.step_tokens
 
 
 def test_the_last_rows_are_kept() -> None:
