@@ -21,6 +21,7 @@ from pipemax.domain.workload import WorkloadSpec
 from pipemax.policy.compare import ChosenPolicy, verdict
 from pipemax.policy.layout_runs import (
     ALL_SIZES,
+    LARGE_STEPS,
     StepSizes,
     engine_scenario,
     rows_that_fill,
@@ -194,7 +195,10 @@ def options_of(
     engine_rows = sample.first(ceil_div(rows, layout.replicas))
     scenario = engine_scenario(node, model, layout, engine_rows)
     is_whole = len(scenario.workload) * layout.replicas >= rows
-    runs = [(run_stock(scenario, layout, sizes.stock, is_whole_table=is_whole), 1)] if with_stock else []
+    runs = []
+    if with_stock:
+        stock_sizes = (*sizes.stock, *LARGE_STEPS) if layout.pipeline_parallel == 1 else sizes.stock
+        runs.append((run_stock(scenario, layout, stock_sizes, is_whole_table=is_whole), 1))
     if with_pipemax:
         grain, mixed = 1, sizes.mixed_of_short_tables
         if not is_whole:

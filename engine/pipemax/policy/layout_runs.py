@@ -50,6 +50,8 @@ ALL_SIZES = StepSizes(
     mixed=MIXED_TOKENS_TO_TRY,
     mixed_of_short_tables=(256, *MIXED_TOKENS_TO_TRY),
 )
+LARGE_STEPS = (8192, 16384)
+"""vLLM's defaults on GPUs, which stock vLLM may have where no other stage waits for a long step."""
 _ESTIMATE_SIZES = (256, 512, 1024, 2048)
 _PROMPT_TOKENS_OF_STEP, _FIXED_POINT_STEPS = 512, 12
 

@@ -8,12 +8,12 @@ from pipemax.domain.specs import NodeSpec
 from pipemax.domain.tuned import WORTHWHILE_GAIN
 from pipemax.policy.capacity import CapacityPlan, options_of, plan_capacity
 from pipemax.policy.compare import ChosenPolicy
-from pipemax.policy.layout_runs import StepSizes, engine_scenario, run_pipemax
+from pipemax.policy.layout_runs import LARGE_STEPS, StepSizes, engine_scenario, run_pipemax
 from pipemax.policy.layouts import Layout, possible_layouts
-from pipemax.presets import load_workload, override
+from pipemax.presets import load_model, load_node, load_workload, override
 from pipemax.sim.systems.continuous import ContinuousBatching, stock_vllm
 from pipemax.sim.systems.scenario import Scenario
-from pipemax.sim.workloads import draw_workload
+from pipemax.sim.workloads import SampledRows, draw_workload
 from tests.unit.sim.machines import small_model, small_node
 
 SHAREGPT = load_workload("sharegpt")
@@ -44,6 +44,13 @@ def test_a_node_is_divided_in_every_way() -> None:
     assert divided == [(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1)]
     with pytest.raises(ValueError, match="has 4 GPUs, which 3 do not divide"):
         possible_layouts(small_node(num_gpus=4), [3])
+
+
+def test_an_engine_of_one_stage_may_take_steps_as_large_as_vllm_s_default() -> None:
+    """Prompts of 2,000 tokens and answers of 8 fill larger steps than 4,096 tokens."""
+    rows = SampledRows(prompt_tokens=(2000,), outputs=(8,))
+    plan = plan_capacity(load_node("1xH100"), load_model("qwen3-8b"), rows, rows=10**6, sizes=FEW_SIZES)
+    assert plan.chosen.chunk_tokens in LARGE_STEPS
 
 
 @pytest.mark.long  # simulation
