@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.tuning.page import write_page
+from lab.tuning.planned import planned_limits
 from lab.tuning.settings import SETTINGS, Setting
 from lab.tuning.trial import HOUR_S, as_pair, regret_of, run_trial
 from lab.tuning.truth import Truth, steady_rate, truth_of
@@ -84,9 +85,35 @@ def run_one(kept: Kept, setting: Setting, hours: float, seed: int) -> None:
     )
 
 
+def run_best_again(kept: Kept, setting: Setting) -> None:
+    """Run the default and the three best of the grid once more, with the rows in another order."""
+    grid = [line for line in kept.lines if line["kind"] == "rate" and line["grid"]]
+    grid = [line for line in grid if line["setting"] == setting.name]
+    for line in [grid[0], *sorted(grid, key=lambda line: float(line["rate"]), reverse=True)[:3]]:
+        keys = {"kind": "rate again", "setting": setting.name, "limits": line["limits"]}
+        if kept.find(**keys) is None:
+            tokens, rows = line["limits"]
+            limits = StepLimits(step_tokens=tokens, running_rows=rows)
+            kept.add({**keys, "rate": steady_rate(setting, kept.truth(setting), limits, order=2)})
+
+
+def plan_one(kept: Kept, setting: Setting) -> None:
+    keys = {"kind": "planned", "setting": setting.name}
+    if kept.find(**keys) is not None:
+        return
+    rates = {
+        name: {"limits": [*as_pair(limits)], "rate": kept.rate(setting, limits, is_grid=False)}
+        for name, limits in planned_limits(setting).items()
+    }
+    kept.add({**keys, **rates})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=9)
+    parser.add_argument(
+        "--first-seed", type=int, default=100, help="seeds 0 to 9 chose the tuner's constants"
+    )
     parser.add_argument("--hours", type=float, nargs="*", default=[1.0, 4.0])
     parser.add_argument(
         "--settings", nargs="*", help="parts of names, such as 8b-h100 or sharegpt; all by default"
@@ -101,8 +128,10 @@ def main() -> None:
     for setting in chosen:
         for limits in setting.grid():
             kept.rate(setting, limits, is_grid=True)
+        run_best_again(kept, setting)
+        plan_one(kept, setting)
         print(f"{setting.name}: grid of {len(setting.grid())}", flush=True)
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         for hours in arguments.hours:
             for setting in chosen:
                 run_one(kept, setting, hours, seed)

@@ -67,14 +67,17 @@ def row_work_s(costs: WorkCosts, lengths: Lengths) -> float:
     )
 
 
-def steady_rate(setting: Setting, truth: Truth, limits: StepLimits) -> float:
-    """Return the rows per second of a steady engine under fixed limits; work done twice does not count."""
+def steady_rate(setting: Setting, truth: Truth, limits: StepLimits, *, order: int = 1) -> float:
+    """Return the rows per second of a steady engine under fixed limits; work done twice does not count.
+
+    ``order`` is the seed of the rows' order.
+    """
     num_running = min(limits.running_rows, setting.envelope().rows_that_fit(setting.sample()))
     residence_s = num_running / truth.rows_per_s
     fill_s = max(30.0, _FILL_RESIDENCES * residence_s)
     end_s = fill_s + max(_ENOUGH_S, _ENOUGH_RESIDENCES * residence_s)
     rows = min(_MAX_ROWS, round(2 * truth.rows_per_s * end_s) + 2 * limits.running_rows)
-    engine = LiveEngine(setting.scenario(rows, 1), limits, QUIET.scatter(0))
+    engine = LiveEngine(setting.scenario(rows, order), limits, QUIET.scatter(0))
     engine.advance(fill_s)
     before = engine.recomputed_tokens
     steps, _ = engine.advance(end_s - fill_s)
