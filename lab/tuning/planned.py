@@ -14,5 +14,6 @@ def planned_limits(setting: Setting) -> dict[str, StepLimits]:
     tokens = next(option.chunk_tokens for option in plan.options if option.batching is None)
     rows = {"simulated": MAX_NUM_SEQS, "set": setting.default.running_rows}
     return {
-        kind: StepLimits(step_tokens=tokens, running_rows=min(most, tokens)) for kind, most in rows.items()
+        kind: StepLimits(step_tokens=tokens, running_rows=min(running, tokens))
+        for kind, running in rows.items()
     }
