@@ -59,7 +59,8 @@ def remember_limits(engine: OfflineEngine, rows: dict[int, Completion]) -> None:
     remember(Path(facts.kept_in), (limits.step_tokens, limits.running_rows), kind)
 
 
-@pytest.mark.long  # two engines of vLLM, each of which starts twice
+@pytest.mark.long  # two engines of vLLM, each of which starts three times
+@pytest.mark.timeout(1_200)  # a start may take minutes on busy cores
 def test_rows_keep_their_tokens_while_a_replica_tries_speculation_and_when_all_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
