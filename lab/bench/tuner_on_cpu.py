@@ -41,7 +41,7 @@ from tests.parity.make_model import MEDIUM, make_model
 STEP_TOKENS = (64, 128, 256, 512)
 RUNNING_ROWS = (8, 16, 32, 64)
 GRID = [StepLimits(step_tokens=tokens, running_rows=rows) for tokens in STEP_TOKENS for rows in RUNNING_ROWS]
-RULES = TuningRules(max_s=150.0, least_table_s=1.0, sweep_setting_s=3.0, block_s=8.0, block_steps=20)
+RULES = TuningRules(max_s=150.0, least_table_s=1.0, sweep_setting_s=3.0, block_s=8.0)
 """Shorter than a job's, whose step times are far less noisy in a second: there are few steps on a CPU."""
 IN_FLIGHT = 3 * max(RUNNING_ROWS)
 DIFFERENT_ROWS = 2_000

@@ -29,9 +29,15 @@ class RunWatch:
             KvSample(
                 time_s=self._executor.clock.now_s() - self._begin_s,
                 gpu=1 - self._pool.get_num_free_blocks() / self._num_gpu_blocks,
-                host=0.0 if self._scheduler is None else self._scheduler.host_kv_usage,
+                host=self._host_usage(),
             )
         )
+
+    def _host_usage(self) -> float:
+        if self._scheduler is None:
+            return 0.0
+        pool = self._scheduler._host
+        return 1 - pool.num_free / pool.num_blocks
 
     def kv(self) -> tuple[KvSample, ...]:
         """Return up to some hundreds of samples, each the mean of as many steps; the last may have fewer."""

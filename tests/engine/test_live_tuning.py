@@ -21,6 +21,7 @@ QUICK = TuningRules(
     residences=1.0,
     fewest_residences=1.0,
     worth=-1.0,
+    worth_errors=0.0,
 )
 """Every stage within a minute, and a race whatever the simulation says."""
 

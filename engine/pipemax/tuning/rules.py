@@ -35,7 +35,9 @@ class TuningRules:
     near_best: float = 0.02
     """Rivals are those predicted within this of the best."""
     worth: float = 0.015
-    """A predicted gain below this, or below twice the error of the fit, ends the tuning with the default."""
+    """A predicted gain below this ends the tuning with the default."""
+    worth_errors: float = 2.0
+    """It must also exceed this many times the error of the fitted step times."""
 
     def budget_s(self, table_s: float, *, is_large: bool = False) -> float:
         """Return the seconds that a tuning may take, of a table that is expected to take ``table_s``."""

@@ -216,7 +216,7 @@ class Tuner:
         rules, default = self._rules, self._envelope.default
         gains = {limits: float(self._predicted(limits) or 0.0) for limits in self._rates if limits != default}
         order = sorted(gains, key=lambda limits: gains[limits], reverse=True)
-        worth = max(rules.worth, 2 * (0.0 if self._fit is None else self._fit.error))
+        worth = max(rules.worth, rules.worth_errors * (0.0 if self._fit is None else self._fit.error))
         if not order or gains[order[0]] < worth:
             self._settle(default, why=f"no other limits are within reach of {worth:+.1%}")
             return

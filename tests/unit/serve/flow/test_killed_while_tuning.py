@@ -14,7 +14,14 @@ from tests.unit.replicas.test_speculation import seen
 from tests.unit.serve.flow.served_replicas import Served
 
 QUICK = TuningRules(
-    max_s=40.0, least_table_s=1.0, sweep_setting_s=1.0, block_s=2.0, block_steps=5, residences=1.0, worth=-1.0
+    max_s=40.0,
+    least_table_s=1.0,
+    sweep_setting_s=1.0,
+    block_s=2.0,
+    residences=1.0,
+    fewest_residences=1.0,
+    worth=-1.0,
+    worth_errors=0.0,
 )
 """A race whatever the simulation says."""
 MOST_LIMITS = (2048, 64)
@@ -22,12 +29,7 @@ MOST_LIMITS = (2048, 64)
 
 @pytest.mark.parametrize(
     "stage",
-    [
-        pytest.param("start", marks=pytest.mark.long),
-        pytest.param("sweep", marks=pytest.mark.long),
-        "race",
-        pytest.param("settled", marks=pytest.mark.long),
-    ],
+    ["race", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("start", "sweep", "settled"))],
 )
 def test_rows_come_once_and_the_tuning_ends_although_a_replica_is_killed(
     stage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
