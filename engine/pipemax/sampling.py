@@ -196,7 +196,7 @@ class Sampling:
     def can_speculate(self) -> bool:
         """Whether vLLM's n-gram speculation leaves the answer as it is.
 
-        A sampled row has other random numbers with it. With choices there is one token to gain at most, and vLLM 0.32
+        A sampled row has other random numbers with it. With choices there is one token to gain at most, and vLLM
         drops the scores of choices from steps in which another row has drafts (``rejection_sampler.py``). What depends
         on the tokens before has not been tried with drafts.
         """

@@ -63,6 +63,7 @@ def test_under_new_spec_another_template_makes_rows_of_its_own(run: Jobs) -> Non
     assert sorted(by_spec.values()) == [5, 10]
 
 
+@pytest.mark.long
 def test_without_ids_equal_rows_are_counted_and_under_sampling_each_is_computed(run: Jobs) -> None:
     sampling = GenerationSpec(max_tokens=16, temperature=0.5)
     run.write_input([(1, "a"), (1, "a"), (2, "b")])

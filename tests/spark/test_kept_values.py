@@ -195,6 +195,7 @@ def done_twice(run: Jobs, rows: int, **options: Any) -> list[Any]:
     return run.rows()
 
 
+@pytest.mark.long  # without jobs above
 def test_a_job_over_wide_rows_finds_all_of_them_again_under_settings_that_lose_parts_of_values(
     run: Jobs,
 ) -> None:

@@ -162,17 +162,21 @@ def test_questions_each_have_their_answers_in_the_sample(run: Jobs) -> None:
 
 def test_runaway_outputs_are_counted_with_the_option_that_ends_them(run: Jobs) -> None:
     run.write_input([(i, "[[loop]]" if i < 3 else f"row {i}") for i in range(10)])
-    run.run(generation=GenerationSpec(max_tokens=64))
-    assert "3 (30.0%) cut at --max-tokens" in run.printed
-    assert "about 3 of those cut repeat themselves at their end; --stop-repetition 8" in run.printed
-    overrides = "named_struct('stop_repetition', IF(id = 0, 0, 8)) AS options"
-    run.spark.read.parquet(run.defaults.input).selectExpr("*", overrides).write.parquet(
-        f"{run.defaults.input} 2"
+    rows = run.spark.read.parquet(run.defaults.input)
+    own = "named_struct('stop_repetition', IF(id = 0, CAST(NULL AS INT), 8)) AS options"
+    rows.selectExpr("*", own).write.parquet(f"{run.defaults.input} 2")
+    run.run(
+        input=f"{run.defaults.input} 2",
+        overrides_column="options",
+        generation=GenerationSpec(max_tokens=64),
     )
-    changed = {"input": f"{run.defaults.input} 2", "overrides_column": "options", "output": f"{run.output} 2"}
-    run.run(generation=GenerationSpec(max_tokens=64), **changed)
     assert "1 (10.0%) cut at --max-tokens, 2 (20.0%) ended by --stop-repetition" in run.printed
-    rows = run.spark.read.format("delta").load(f"{run.output} 2").orderBy("id").collect()
-    ends = [(row["annotation"]["finish_reason"], row["annotation"]["completion_tokens"]) for row in rows[:3]]
-    assert ends == [("length", 64), ("repetition", 9), ("repetition", 9)]
-    assert {row["annotation"]["error"] for row in rows} == {None}
+    assert "about 1 of those cut repeat themselves at their end; --stop-repetition 8" in run.printed
+    ends = {row["id"]: row["annotation"] for row in run.rows()}
+    assert [(ends[i]["finish_reason"], ends[i]["completion_tokens"]) for i in range(4)] == [
+        ("length", 64),
+        ("repetition", 9),
+        ("repetition", 9),
+        ("stop", 5),
+    ]
+    assert {row["error"] for row in ends.values()} == {None}

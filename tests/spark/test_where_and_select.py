@@ -16,6 +16,7 @@ def counts(run: Jobs, **options: Any) -> tuple[int, int, int, int]:
     return summary.rows_in, summary.rows_skipped, summary.rows_out, summary.rows_left_out
 
 
+@pytest.mark.long
 def test_another_predicate_does_the_rest_and_only_selected_columns_are_kept(run: Jobs) -> None:
     run.write_input([(i, f"word {i}", "x") for i in range(20)], "id long, text string, secret string")
     options = {"id_columns": ("ID",), "select": ("secret", "id")}

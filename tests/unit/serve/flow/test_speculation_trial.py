@@ -27,6 +27,7 @@ def options(tmp_path: Path, **speculating: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long  # a dozen starts of processes
 def test_where_it_wins_all_replicas_get_it_and_the_next_job_begins_with_it(tmp_path: Path) -> None:
     with replica_set(2, limits=STRICT, **options(tmp_path, tokens_per_s=800.0)) as engine:
         served = Served(engine)
