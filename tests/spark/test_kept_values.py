@@ -235,6 +235,7 @@ def test_a_changed_row_is_found_by_ids_of_microseconds_and_fractions_in_a_table_
     assert sorted(row["text"] for row in run.rows()) == ["a0", "a1", "b2", "b3"], "-0.0 equals 0.0, as an id"
 
 
+@pytest.mark.long  # the partitions' rules without jobs above
 def test_partition_values_that_would_change_are_refused_before_the_claim_and_empty_ones_told(
     run: Jobs,
 ) -> None:

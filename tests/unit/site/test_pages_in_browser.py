@@ -36,6 +36,7 @@ def shown_of(address: str, profile: Path, *flags: str) -> tuple[str, list[str]]:
     return html.unescape(document), console
 
 
+@pytest.mark.long  # a browser opens every page
 def test_no_page_is_too_wide_or_too_long_or_breaks_a_word_or_writes_to_the_console(
     site: Path, tmp_path: Path
 ) -> None:
