@@ -3,6 +3,7 @@
 ``Sampling`` is a part of the one table of fields (``pipemax.fields``).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import pyarrow as pa
@@ -227,12 +228,10 @@ class Sampling:
         if self.task not in (GENERATE, *POOLING_TASKS):
             raise ValueError(f"task is {self.task!r}, must be {', '.join((GENERATE, *POOLING_TASKS))}")
         if self.is_pooling:
-            for column in fields(Sampling):
-                name = column.name
-                if name not in _OF_POOLING and getattr(self, name) != column.default:
-                    raise ValueError(
-                        f"task {self.task} generates no text, so {name} has no meaning; leave {name} out"
-                    )
+            if name := self._first_set(name for name in _DEFAULTS if name not in _OF_POOLING):
+                raise ValueError(
+                    f"task {self.task} generates no text, so {name} has no meaning; leave {name} out"
+                )
         elif self.truncate:
             raise ValueError(f"truncate is for the tasks {', '.join(POOLING_TASKS)}; leave truncate out")
         for name in ("dimensions", "normalize"):
@@ -291,10 +290,9 @@ class Sampling:
                 f"{other} and choice are given; the model only chooses among the texts, so leave {other} out"
             )
 
-    def _first_set(self, names: tuple[str, ...]) -> str | None:
+    def _first_set(self, names: Iterable[str]) -> str | None:
         """Return the first of these settings that is not at its default."""
-        defaults = {column.name: column.default for column in fields(Sampling)}
-        return next((name for name in names if getattr(self, name) != defaults[name]), None)
+        return next((name for name in names if getattr(self, name) != _DEFAULTS[name]), None)
 
     def _check_samples(self) -> None:
         if not 1 <= self.n <= MOST_SAMPLES:
@@ -312,3 +310,6 @@ class Sampling:
                 f"attempts is {self.attempts} with temperature 0, so a second attempt would give the same answer; set "
                 "a temperature above 0, or attempts_show_error"
             )
+
+
+_DEFAULTS = {column.name: column.default for column in fields(Sampling)}

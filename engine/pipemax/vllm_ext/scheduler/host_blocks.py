@@ -171,9 +171,8 @@ class HostBlocks:
             dtype=np.int64,
         )
         places = self._ends.rows[slots, 0] % self._block_tokens
-        is_within = (places > 0) & (
-            places < self._block_tokens - 1
-        )  # it neither begins a block nor fills one
+        # It neither begins a block nor fills one.
+        is_within = (places > 0) & (places < self._block_tokens - 1)
         slots = slots[is_within]
         self._ends.rows[slots, 0] += 1
         stores = np.ones((len(slots) if self.stores_tokens else 0, 4), dtype=np.int32)
