@@ -23,7 +23,7 @@ from rich.console import Console
 from pipemax.plain_help import PlainCommand, PlainTyper
 from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
-from pipemax_spark.errors import JobError, failure_text, is_interrupt
+from pipemax_spark.errors import CanaryError, JobError, failure_text, is_interrupt
 from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
 from pipemax_spark.job.trial import UNUSED, TrialOptions, run_trial
 from pipemax_spark.job.tune import run_tuning
@@ -46,6 +46,7 @@ _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
 _Table = Annotated[
     str | None, typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False)
 ]
+_CANARY_CODE = 4
 _RESUME = "Finished chunks are committed; run the same command again to continue."
 
 
@@ -343,7 +344,9 @@ def _exit_code(work: Callable[[], None], logs: Path, *, advice: str = "") -> int
         if isinstance(error, SystemExit | GeneratorExit):
             raise
         log.exception("%s failed", work)
-        return _fail("\n".join([failure_text(error), f"{advice} Details: {logs}".lstrip()]), 1)
+        is_canary = isinstance(error, CanaryError)  # its text says how to go on
+        details = f"{'' if is_canary else advice} Details: {logs}".lstrip()
+        return _fail("\n".join([failure_text(error), details]), _CANARY_CODE if is_canary else 1)
 
 
 def _fail(text: str, code: int) -> int:

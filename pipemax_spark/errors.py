@@ -30,6 +30,8 @@ class EndedBy(StrEnum):
     """``--limit`` leaves rows for a later run."""
     ERROR_ROWS = "error_rows"
     """More error rows than ``--max-error-rate`` or ``--on-error fail`` allows."""
+    CANARY = "canary"
+    """The first rows differ from those of the last run (``--canary``)."""
     OTHER_RUN = "other_run"
     """Another run is writing to the output."""
     TAKEN_OVER = "taken_over"
@@ -76,6 +78,12 @@ class TooManyErrorsError(JobFailedError):
     """More rows failed than the job allows."""
 
     ended_by = EndedBy.ERROR_ROWS
+
+
+class CanaryError(JobFailedError):
+    """The run's first rows differ from those of the last run; nothing else was annotated."""
+
+    ended_by = EndedBy.CANARY
 
 
 class TakenOverError(JobFailedError):

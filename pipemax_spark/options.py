@@ -21,6 +21,8 @@ from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ROW_FAULT
 
+_MIN_CANARY_ROWS = 50
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
@@ -55,6 +57,8 @@ class JobOptions:
     redo_changed: bool = False
     """Annotate rows again whose request has changed under the same id, and replace their old rows."""
     new_spec: bool = False
+    canary: int | None = None
+    """Commit about so many random rows first, and end the run if their answers differ from those of the last run."""
     group_by_prefix: bool = False
     """Sort the rows by prompt, so that the engine reads only once a prefix that neighbours share."""
     compute_each: bool = False
@@ -99,6 +103,7 @@ class JobOptions:
         self._check_incremental()
         self._check_ids_given()
         self._check_questions()
+        self._check_canary()
         check_pooling(
             self.generation,
             self.source,
@@ -138,6 +143,19 @@ class JobOptions:
                     f"--{name} cannot be combined with --incremental, which reads each appended row once; run the job "
                     "once without --incremental: each kind of run knows what the other has done"
                 )
+
+    def _check_canary(self) -> None:
+        if self.canary is None:
+            return
+        if self.canary < _MIN_CANARY_ROWS:
+            raise JobError(
+                f"--canary is {self.canary}; give at least {_MIN_CANARY_ROWS} rows: fewer tell too little"
+            )
+        if self.retry_errors:
+            raise JobError(
+                "--canary compares rows with those of the last run, and the error rows that --retry-errors does again "
+                "are not like others; retry them in a run without --canary"
+            )
 
     def _check_questions(self) -> None:
         if not self.ask:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import IfRunning, OtherRunError, TooManyErrorsError
+from pipemax_spark.errors import CanaryError, IfRunning, OtherRunError, TooManyErrorsError
+from pipemax_spark.job.canary import do_rows
 from pipemax_spark.job.checks import check_job
 from pipemax_spark.job.dry_run import dry_run
 from pipemax_spark.job.early_start import EarlyStart
@@ -23,7 +24,7 @@ from pipemax_spark.job.record import (
     conclude,
     nothing_delivered,
     nothing_to_do,
-    stopped_by_errors,
+    stopped,
 )
 from pipemax_spark.job.run import Run, begun_run
 from pipemax_spark.job.settings import job_settings
@@ -129,12 +130,12 @@ class AnnotationJob:
             return summary
 
     def _annotated(self, job: Job, *, is_empty: bool) -> Run | None:
-        """Do the same as ``_annotate``, and write a page of what a run has committed that its errors have stopped."""
+        """Do the same as ``_annotate``, and write the page of a run that its errors or its canary has stopped."""
         try:
             return self._annotate(job, is_empty=is_empty)
-        except TooManyErrorsError as error:
+        except (TooManyErrorsError, CanaryError) as error:
             if self._end.run is not None:
-                stopped_by_errors(job, self._end.run, self._end.counts, reason=str(error))
+                stopped(job, self._end.run, self._end.counts, reason=str(error))
             raise
 
     def _annotate(self, job: Job, *, is_empty: bool) -> Run | None:
@@ -153,7 +154,7 @@ class AnnotationJob:
                     continue
                 if run is None:  # these are the first rows to do
                     run = self._end.run = stack.enter_context(begun_run(job, prepared))
-                preparing.next_chunk = run.do(prepared)
+                preparing.next_chunk = do_rows(job, run, prepared)
                 counts.done += prepared.rows.rows
                 job.work.delete_rows(number)
             job.work.drop_left_runs()

@@ -294,6 +294,11 @@ OPTIONS: dict[str, Option] = {
         show=lambda default: f"{default // timedelta(minutes=1)}m",
         read=read_duration,
     ),
+    "canary": Option(
+        _RUN,
+        "Commit about this many random rows first, and compare their choices, errors and lengths with the last run's; "
+        "if they have changed, the run ends with status 4 before it spends the rest.",
+    ),
     "compact": Option(
         _RUN,
         "Compact the output's small files at the end with Delta's OPTIMIZE or Iceberg's rewrite_data_files; each "

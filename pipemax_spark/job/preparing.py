@@ -50,6 +50,8 @@ class Prepared:
     """Ends the notes of the commits."""
     reusable: WrittenRows | None = None
     """Facts with which the next run can use the rows that are left of these, if that is possible."""
+    parts: tuple[SlicedRows, ...] = ()
+    """With ``--canary`` the canary's rows and the others; empty if all rows are done as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ class Preparing:
             first_chunk=self.next_chunk,
             origin="" if batch.stream is None else f" of {batch.stream}",
             reusable=self._remaining.recorded(sliced, epoch=claim.epoch, earlier_runs=slices.earlier_runs),
+            parts=self._parts(slices),
         )
 
     def _find_left(self, batch: Batch, rows: int) -> _Left | None:
@@ -254,8 +257,8 @@ class Preparing:
             # A limit may take other rows when Spark recomputes it, so it is computed once.
             rows = self._written("limited", rows.limit(limit))
             expected = min(known, limit)
-        span = self._slicing.write(self._number, rows, expected)
-        return Slices(spans=(span,), rows=None if known is None else expected, num_left=known)
+        spans = self._slicing.write_with_canary(self._number, rows, expected)
+        return Slices(spans=spans, rows=None if known is None else expected, num_left=known)
 
     def _sliced(self, slices: Slices) -> SlicedRows | None:
         """Return the rows of the slices, after checking that all are there and fit the output.
@@ -274,6 +277,13 @@ class Preparing:
         columns = self._job.options.request_columns
         check_rows_fit(self._job.table, columns.for_output(rows.read_all()))
         return rows if rows.rows else None
+
+    def _parts(self, slices: Slices) -> tuple[SlicedRows, ...]:
+        """Return the rows of a canary and the others; nothing if either has none, or there is no canary."""
+        if self._job.options.canary is None or len(slices.spans) != 2:
+            return ()
+        parts = tuple(self._slicing.read([span]) for span in slices.spans)
+        return parts if all(part.rows for part in parts) else ()
 
 
 def say_changed(call: JobCall, remaining: Remaining, rows: "DataFrame") -> None:

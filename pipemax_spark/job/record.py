@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pipemax_spark.errors import EndedBy, JobError, RowCountError, cause_of, ended_by
 from pipemax_spark.job.description import run_facts
@@ -113,6 +113,7 @@ class EndRecord:
             output=self._call.table.name,
             output_format=self._call.table.format_name,
             mlflow_run_id=None if self.run is None else self.run.tracker.run_id,
+            canary=None if self.run is None else _canary_facts(self.run),
         )
 
 
@@ -165,7 +166,7 @@ def conclude(
     summary = _summary(job, run, counts, totals, has_failed=reason is not None)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     _write(job, job.directory / SUMMARY_FILE, summary.to_json())
-    findings = replace(_findings(job, totals), advice=_advice(summary, worth_a_try))
+    findings = replace(_findings(job, totals), drift=run.drift, advice=_advice(summary, worth_a_try))
     report = _write_page(job, run, summary, findings)
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
     figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
@@ -193,12 +194,13 @@ def _advice(summary: Summary, worth_a_try: Sequence[Finding]) -> str | None:
     return None if factor is None else f"{finding}, about {factor:.1f} times the rows/s"
 
 
-def stopped_by_errors(job: Job, run: Run, counts: RowCounts, *, reason: str) -> None:
-    """Write the page of a run that was stopped because of its error rows: what it has committed, and the reason."""
+def stopped(job: Job, run: Run, counts: RowCounts, *, reason: str) -> None:
+    """Write the page of a run that its error rows or its canary stopped: what it has committed, and the reason."""
     totals = totals_of_run(job.table, job.run_id)
     counts.done = totals.rows
     summary = replace(_summary(job, run, counts, totals, has_failed=True), complete=False, rows_left=None)
-    report = _write_page(job, run, summary, _findings(job, totals), stopped_by=reason)
+    findings = replace(_findings(job, totals), drift=run.drift)
+    report = _write_page(job, run, summary, findings, stopped_by=reason)
     if report is not None:
         job.terminal.say("Report", str(report))
 
@@ -288,7 +290,13 @@ def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, 
         engine_rates=collector.rates.totals(),
         drain_at_full_rate_s=None if drain_s is None else round(drain_s, 3),
         length_correlation=run.length_correlation(),
+        canary=_canary_facts(run),
     )
+
+
+def _canary_facts(run: Run) -> dict[str, Any] | None:
+    """Return what the run's canary came to; None without one."""
+    return None if run.drift is None else run.drift.facts()
 
 
 def _findings(job: Job, totals: CommittedTotals) -> Findings:

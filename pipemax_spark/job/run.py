@@ -18,6 +18,7 @@ from pipemax_spark.job.job import Job
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.report.collector import Collector, SilenceWatch
+from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.engine_log import ENGINE_METRICS, EngineLog
 from pipemax_spark.report.engine_tracks import EngineTrack
 from pipemax_spark.report.findings import totals_of_run
@@ -153,6 +154,8 @@ class Run:
         self.collector = collector
         self.tracker = tracker
         self.policies = PolicyNotes(collector, job.terminal, tracker)
+        self.drift: Drift | None = None
+        """What the comparison of a canary with the last run came to."""
         self.seconds = 0.0
         """Time from the run's start to its last commit."""
         self.prefix_cache_hit_rate: float | None = None
@@ -181,11 +184,13 @@ class Run:
         servers = max(self.collector.engines(), self.collector.accounts.num_servers())
         return whole_account(self.collector.accounts.total(), engines=servers, seconds=self.seconds)
 
+    def expect(self, rows: int) -> None:
+        """Add ``rows`` to the rows to be done, for the progress line and the engines."""
+        self._progress.expect(rows * self._per_row)
+        self.collector.expect(rows * self._per_row)
+
     def do(self, prepared: Prepared) -> int:
         """Annotate and commit these rows, chunk by chunk; return the number of the next chunk."""
-        requests = prepared.rows.rows * self._per_row
-        self._progress.expect(requests)
-        self.collector.expect(requests)
         runner = ChunkRunner(self._job, prepared, self)
         self._runners.append(runner)
         self._signal.watch(runner)

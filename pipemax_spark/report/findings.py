@@ -49,12 +49,12 @@ class CommittedTotals:
 
 def totals_of_run(table: OutputTable, run_id: str) -> CommittedTotals:
     """Return the totals of the rows that one run has committed. Reads them once."""
-    return _totals(_rows_of_run(table, run_id))
+    return totals_of_rows(_rows_of_run(table, run_id))
 
 
 def totals_of_spec(table: OutputTable, spec_hash: str) -> CommittedTotals:
     """Return the totals of all rows under a spec, whichever run has committed them. Reads them once."""
-    return _totals(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
+    return totals_of_rows(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
 
 
 def runs_of_spec(table: OutputTable, spec_hash: str) -> list[str]:
@@ -66,7 +66,8 @@ def runs_of_spec(table: OutputTable, spec_hash: str) -> list[str]:
     return sorted((row[0] for row in rows.select(f"{ANNOTATION}.run_id").distinct().collect()), reverse=True)
 
 
-def _totals(rows: "DataFrame") -> CommittedTotals:
+def totals_of_rows(rows: "DataFrame") -> CommittedTotals:
+    """Return the totals of these rows of the output. Reads them once."""
     from pyspark.sql import functions as F  # noqa: N812
 
     fields = _fields(rows)

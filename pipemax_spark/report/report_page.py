@@ -13,6 +13,7 @@ from html import escape
 
 from pipemax_spark.report.charts import histogram
 from pipemax_spark.report.distributions import Choices, Distributions, Lengths
+from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.page_parts import (
     STYLE,
     breakable,
@@ -103,6 +104,7 @@ def report_page(
         _tiles(summary, findings, price_per_hour),
         _about(run),
         _errors(findings),
+        _drift(findings.drift),
         _past_runs(findings.past_runs, run.run_id),
         _sample(findings.sample, summary),
         _distributions(findings.distributions),
@@ -160,6 +162,25 @@ def _errors(findings: Findings) -> str:
         if message and not examples:
             parts.append(text_block("an example", message, is_bad=True))
     return "".join(parts)
+
+
+def _drift(drift: Drift | None) -> str:
+    if drift is None:
+        return ""
+    moved = {comparison.name for comparison in drift.moved}
+    tables = []
+    for comparison in drift.comparisons:
+        rows = [
+            (_cut(group), f"{before:.1%}", f"{now:.1%}")
+            for group, before, now in comparison.changes()[:_MOST_CHOICES]
+        ]
+        verdict = "has changed" if comparison.name in moved else "no change shown"
+        chance = f"{verdict}; a difference like this one by chance alone: {comparison.p_value:.2g}"
+        tables.append(
+            f"<h3{' class=bad' if comparison.name in moved else ''}>{escape(comparison.name)}</h3>"
+            f"<p class='soft'>{escape(chance)}</p>{numbers_table(('', 'earlier run', 'now'), rows)}"
+        )
+    return f"<h2>The canary</h2><p>{escape(str(drift))}</p>{''.join(tables)}"
 
 
 def _past_runs(runs: Sequence[PastRun], run_id: str) -> str:

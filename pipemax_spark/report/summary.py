@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipemax_spark.report.distributions import Distributions
+from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.engine_rates import describe_engine, describe_replica
 from pipemax_spark.report.past_runs import PastRun
 from pipemax_spark.report.sampled_rows import SampledAnswer, SampledRow
@@ -96,6 +97,9 @@ class Summary:
     most the drain's seconds.
     What ``time_account_s`` has for the drain beyond that is what the table's end cost. None if no engine tells it."""
 
+    canary: Mapping[str, Any] | None = None
+    """What the comparison of ``--canary`` came to: ``rows``, ``earlier_run``, ``earlier_rows``, the distributions that
+    have ``moved``, and the ``smallest_p_value``; None if there was none."""
     length_correlation: float | None = None
     """The correlation of the logarithms of prompts' and answers' lengths, as engines under stock vLLM learned it in
     this run, or in an earlier one on the same output; None if none has. The next run orders its rows by it."""
@@ -144,6 +148,7 @@ class Findings:
     past_runs: Sequence[PastRun] = ()
     """The last runs that the output holds rows of, this one among them, the latest first; empty for a first run."""
     accuracy: Accuracy | None = None
+    drift: Drift | None = None
     advice: str | None = None
     """A change that would make the next run faster."""
 
@@ -193,6 +198,7 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
         )
     if summary.rows_left_out:
         facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))
+    facts += _canary(findings)
     if (accuracy := findings.accuracy) is not None and accuracy.rows:
         facts.append(
             (
@@ -248,6 +254,10 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
             )
         )
     return facts
+
+
+def _canary(findings: Findings) -> list[tuple[str, str]]:
+    return [] if findings.drift is None else [("Canary", str(findings.drift))]
 
 
 def _engines(summary: Summary) -> list[tuple[str, str]]:

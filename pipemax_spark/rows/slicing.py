@@ -39,8 +39,24 @@ class Slicing:
     _checked: Checked
     _work: WorkDirectory
 
-    def write(self, number: int, rows: "DataFrame", expected: int) -> SliceSpan:
-        """Record these rows of the run's batch ``number``, about ``expected`` of them."""
+    def write_with_canary(self, number: int, rows: "DataFrame", expected: int) -> tuple[SliceSpan, ...]:
+        """Do the same as ``write``, with about ``--canary`` of the rows, drawn at random, in slices before the others.
+
+        Whether a row is drawn depends only on its values. All rows are in one span if they are no more than a canary.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        wanted = self._options.canary
+        if wanted is None or expected <= wanted:
+            return (self.write(number, rows, expected),)
+        source = self._checked.source.rows
+        key = F.expr(identity(source.schema, self._checked.id_columns or source.columns))
+        is_drawn = F.pmod(F.xxhash64(key, F.lit(self._checked.plan.run_id)), F.lit(expected)) < wanted
+        drawn = self.write(number, rows.where(is_drawn), wanted, kind="canary")
+        return drawn, self.write(number, rows.where(~is_drawn), expected - wanted)
+
+    def write(self, number: int, rows: "DataFrame", expected: int, *, kind: str = "slices") -> SliceSpan:
+        """Record these rows of the run's batch ``number``, about ``expected`` of them, in a directory of this name."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns, source = self._options.request_columns, self._checked.source.rows
@@ -55,7 +71,7 @@ class Slicing:
             row_identity = group_of(keyed, row_identity, frequent)
         return write_slices(
             keyed,
-            self._work.rows_path(number, "slices"),
+            self._work.rows_path(number, kind),
             identity=row_identity,
             slices=slices,
             slots=other_slots(self._spark),

@@ -127,7 +127,7 @@ def rows_hash(options: JobOptions, checked: Checked) -> str | None:
     condition reads other tables, or the run annotates other rows than exactly those that are left.
     """
     source = checked.source
-    is_partial = options.limit is not None or options.incremental
+    is_partial = options.limit is not None or options.incremental or options.canary is not None
     if source.version is None or is_partial or options.retry_errors or options.redo_changed:
         return None
     condition = None

@@ -37,6 +37,8 @@ _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _RECENT_COMMITS = 100
 _CLAIM_NOTE, _RUN_NOTE = "pipemax claim by run ", "pipemax run "
+CANARY_NOTE = " of the canary"
+"""Ends the note of a commit of rows that are compared with earlier ones before the run goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,15 @@ def recent_runs(table: OutputTable) -> list[str]:
     """Return the runs that have committed rows, the latest first, as far as the table's last commits tell."""
     notes = table.recent_notes(_RUN_NOTE, commits=_RECENT_COMMITS)
     return list(dict.fromkeys(note.removeprefix(_RUN_NOTE).partition(" ")[0] for note in notes))
+
+
+def runs_past_canary(table: OutputTable) -> list[str]:
+    """Return those of the recent runs that have committed more than the rows of a canary, the latest first."""
+    notes = table.recent_notes(_RUN_NOTE, commits=_RECENT_COMMITS)
+    past = (
+        note.removeprefix(_RUN_NOTE).partition(" ")[0] for note in notes if not note.endswith(CANARY_NOTE)
+    )
+    return list(dict.fromkeys(past))
 
 
 def _recovery_prefix(run_id: str) -> str:
