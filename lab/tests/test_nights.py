@@ -1,6 +1,6 @@
 """The models of chunks and slots drive the job's own decisions: slow nodes hold up no others, short rows come last."""
 
-from lab.nights import tail
+from lab.nights import canary, tail
 from lab.nights.chunks import Model, Outcome
 
 
@@ -37,3 +37,8 @@ def test_a_table_of_one_chunk_loses_less_at_its_end_where_the_correlation_is_kno
 def test_the_end_of_a_long_table_costs_little_in_any_order() -> None:
     assert lost("answers") < 0.01
     assert 0 <= lost("shortest", rows=30_000) < 0.02
+
+
+def test_a_canary_raises_few_false_alarms_and_notices_a_tenth_of_wrong_labels() -> None:
+    assert canary.share_of_alarms("five labels", "none", rows=500, nights=100) <= 0.05
+    assert canary.share_of_alarms("five labels", "shuffled", rows=500, nights=100) >= 0.95

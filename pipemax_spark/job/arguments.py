@@ -296,8 +296,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "canary": Option(
         _RUN,
-        "Commit about this many random rows first, and compare their choices, errors and lengths with the last run's; "
-        "if they have changed, the run ends with status 4 before it spends the rest.",
+        "Commit about this many random rows first, and compare their choices, errors and lengths with the last run's, "
+        "of which as many are asked again; if anything has changed, the run ends with status 4 before the rest.",
     ),
     "compact": Option(
         _RUN,

@@ -80,11 +80,8 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
     fields = rows.select(f"{ANNOTATION}.*").columns
     counted = {name: F.col(f"{ANNOTATION}.{name}") for name in _LENGTHS if name in fields}
     counted = {name: F.when(F.col(f"{ANNOTATION}.error").isNull(), value) for name, value in counted.items()}
-    asked = {question.name: question.generation for question in options.ask}
-    for column, generation in (asked or {ANNOTATION: options.generation}).items():
-        for name, value in _closed_fields(rows, column, generation):
-            answer = F.when(F.col(f"{quoted(column)}.error").isNull(), value)
-            counted.setdefault(f"{column}.{name}", answer)
+    for name, answer in closed_answers(rows, options).items():
+        counted.setdefault(name, answer)
     chosen = dict([*counted.items()][: len(_LENGTHS) + _MOST_FIELDS])
     pairs = (
         F.struct(F.lit(name).alias("name"), value.cast("string").alias("value"))
@@ -107,6 +104,18 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
         ],
         early_ends=early_ends(rows, options, by_name),
     )
+
+
+def closed_answers(rows: "DataFrame", options: JobOptions) -> "dict[str, Column]":
+    """Return the answers that are one of few values, by field; null for an error row."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    asked = {question.name: question.generation for question in options.ask}
+    answers: dict[str, Column] = {}
+    for column, generation in (asked or {ANNOTATION: options.generation}).items():
+        for name, value in _closed_fields(rows, column, generation):
+            answers[f"{column}.{name}"] = F.when(F.col(f"{quoted(column)}.error").isNull(), value)
+    return answers
 
 
 def _closed_fields(

@@ -3,8 +3,10 @@
 Each distribution is compared by Pearson's chi-square test of homogeneity over two samples. A group of which fewer than
 five rows are expected in the smaller sample goes with the other such groups; if even these are too few, they are
 compared by the hypergeometric distribution (Fisher's exact test, one-sided: more rows than expected), which holds for
-any number of rows. Lengths are compared by the quartiles of both samples together. Holm's correction bounds the chance
-of any false alarm, over all tests, by ``LEVEL`` (Holm 1979, "A simple sequentially rejective multiple test procedure").
+any number of rows. Lengths are compared by the quartiles of both samples together. Rows that were asked again are
+compared with their answers of before: where a tenth of the labels is wrong, shares hardly move, and these do. Holm's
+correction bounds the chance of any false alarm, over all tests, by ``LEVEL`` (Holm 1979, "A simple sequentially
+rejective multiple test procedure").
 """
 
 import math
@@ -21,6 +23,9 @@ _MIN_EXPECTED = 5.0
 """Rows that a group must be expected to have for the chi-square distribution to hold (Cochran's rule)."""
 OTHERS = "all others"
 _ANSWERED = "answered"
+_SAME, _OTHER = "the same answer", "another answer"
+_USUAL_CHANGES = 0.01
+"""Share of rows whose greedy answer among few changes by itself, because they are computed next to other rows."""
 _SHOWN_GROUPS = 3
 
 
@@ -101,6 +106,17 @@ def compared(before: Sampled, now: Sampled) -> list[Comparison]:
     return found
 
 
+def asked_again(*, same: int, other: int) -> Comparison:
+    """Compare rows that were asked again with their answers of before; there must be at least one."""
+    rows = same + other
+    return Comparison(
+        name="rows asked again",
+        before={_SAME: rows, _OTHER: 0},
+        now={_SAME: same, _OTHER: other},
+        p_value=binomial_tail(other, rows, _USUAL_CHANGES),
+    )
+
+
 def moved(comparisons: Sequence[Comparison], level: float = LEVEL) -> list[Comparison]:
     """Return the distributions that have changed, the surest first, with at most ``level`` of false alarms over all."""
     ordered = sorted(comparisons, key=lambda comparison: comparison.p_value)
@@ -131,6 +147,15 @@ def hypergeometric_tail(hits: int, drawn: int, marked: int, total: int) -> float
     logs = (
         _log_choose(marked, k) + _log_choose(total - marked, drawn - k) - _log_choose(total, drawn)
         for k in range(max(hits, drawn - (total - marked)), last + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+def binomial_tail(hits: int, drawn: int, share: float) -> float:
+    """Return the chance of at least ``hits`` among so many ``drawn``, each with this chance."""
+    logs = (
+        _log_choose(drawn, k) + k * math.log(share) + (drawn - k) * math.log1p(-share)
+        for k in range(hits, drawn + 1)
     )
     return min(1.0, math.fsum(map(math.exp, logs)))
 

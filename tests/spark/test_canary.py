@@ -1,10 +1,12 @@
 """``--canary``: some random rows first, and the rest only if their answers are like the last run's."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import CanaryError, JobError, TooManyErrorsError
 from tests.spark.conftest import Jobs
 
@@ -37,6 +39,21 @@ def test_a_canary_like_the_last_run_is_followed_by_the_rest_and_another_ends_the
     assert 50 < committed < 160
     page = max(Path(run.directory, "runs").glob("*/report.html"), key=lambda path: path.stat().st_mtime_ns)
     assert "<h2>The canary</h2>" in page.read_text()
+
+
+def test_labels_that_the_engine_would_give_otherwise_now_end_the_run(run: Jobs) -> None:
+    run.defaults = replace(
+        run.defaults, id_columns=("id",), generation=GenerationSpec(choice=("mild", "spicy"), temperature=0.0)
+    )
+    run.write_input(texts(0, 400))
+    run.run()
+    other = "CASE annotation.text WHEN 'mild' THEN 'spicy' ELSE 'mild' END"
+    run.spark.sql(f"UPDATE delta.`{run.output}` SET annotation.text = {other} WHERE id % 8 = 0")
+    run.write_input(texts(0, 800))
+    with pytest.raises(
+        CanaryError, match=r"rows asked again: .*another answer 0\.0% before and 1\d\.\d% now"
+    ):
+        run.run(canary=150)
 
 
 @pytest.mark.long  # variants of the way on

@@ -11,6 +11,8 @@ from pipemax_spark.report.distributions import Choices, Distributions, Lengths
 from pipemax_spark.report.drift import (
     Drift,
     Sampled,
+    asked_again,
+    binomial_tail,
     chi_square_tail,
     compared,
     hypergeometric_tail,
@@ -29,6 +31,17 @@ def test_the_hypergeometric_tail_is_scipys() -> None:
     for hits, drawn, marked, total in ((3, 10, 7, 50), (0, 10, 7, 50), (9, 500, 40, 100_500), (7, 10, 7, 12)):
         expected = float(stats.hypergeom.sf(hits - 1, total, marked, drawn))
         assert hypergeometric_tail(hits, drawn, marked, total) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_the_binomial_tail_is_scipys() -> None:
+    for hits, drawn, share in ((0, 10, 0.01), (13, 500, 0.01), (500, 500, 0.01), (1, 50, 0.3)):
+        expected = float(stats.binom.sf(hits - 1, drawn, share))
+        assert binomial_tail(hits, drawn, share) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+
+
+def test_rows_asked_again_may_differ_in_a_near_tie_and_not_in_a_tenth() -> None:
+    assert not moved([asked_again(same=495, other=5)])
+    assert moved([asked_again(same=450, other=50)])
 
 
 def sampled(
