@@ -96,14 +96,14 @@ class Drift:
 def compared(before: Sampled, now: Sampled) -> list[Comparison]:
     """Compare what both sets of rows have: error codes, each field's choices, and each length."""
     errors = [_with_answered(sampled) for sampled in (before, now)]
-    found = [*_comparisons("errors", *errors)]
+    comparisons = [*_comparisons("errors", *errors)]
     of_before = {choices.name: choices.rows for choices in before.distributions.choices}
     for choices in now.distributions.choices:
-        found += _comparisons(choices.name, of_before.get(choices.name, {}), choices.rows)
+        comparisons += _comparisons(choices.name, of_before.get(choices.name, {}), choices.rows)
     lengths_before = {lengths.name: lengths.rows for lengths in before.distributions.lengths}
     for lengths in now.distributions.lengths:
-        found += _comparisons(lengths.name, *_by_quartile(lengths_before.get(lengths.name, {}), lengths.rows))
-    return found
+        comparisons += _comparisons(lengths.name, *_by_quartile(lengths_before.get(lengths.name, {}), lengths.rows))
+    return comparisons
 
 
 def asked_again(*, same: int, other: int) -> Comparison:
