@@ -59,12 +59,12 @@ def _judge(job: Job, run: Run) -> None:
             earlier_rows=before.rows,
             comparisons=[*compared(before, now), *_asked_again(job, run, of_earlier, now.rows)],
         )
-    job.terminal.say("Canary", str(run.drift))
     if run.drift.moved:
         raise CanaryError(
             f"{run.drift}. Nothing else was annotated. If the change is right, run once without --canary: later runs "
             "are compared with that one"
         )
+    job.terminal.say("Canary", str(run.drift))
 
 
 def _earlier_run(job: Job, held: "DataFrame") -> str | None:
