@@ -1,6 +1,7 @@
 """``pipemax annotate``, ``try`` and ``tune``: read the command line, run it, and turn failures into exit codes.
 
-Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 130 interrupted.
+Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 3 ended by a
+limit on cost, time or tokens, 4 by its canary, 130 interrupted.
 ``docs/guide/ends.md`` lists every end.
 """
 
@@ -25,10 +26,12 @@ from pipemax.removed import explain_option
 from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.errors import CanaryError, JobError, failure_text, is_interrupt
 from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
+from pipemax_spark.job.limits import LIMITS
 from pipemax_spark.job.trial import UNUSED, TrialOptions, run_trial
 from pipemax_spark.job.tune import run_tuning
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
+from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.argument_types import takes
 from pipemax_spark.request.prompts import PromptSource
@@ -46,7 +49,7 @@ _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
 _Table = Annotated[
     str | None, typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False)
 ]
-_CANARY_CODE = 4
+_LIMIT_REACHED, _CANARY_MOVED = 3, 4
 _RESUME = "Finished chunks are committed; run the same command again to continue."
 
 
@@ -309,8 +312,8 @@ def _sessions(name: str, logs: Path, *, on_this_machine: bool = False) -> Callab
     return session
 
 
-def _run(arguments: Mapping[str, Any], logs: Path) -> None:
-    """Run the job."""
+def _run(arguments: Mapping[str, Any], logs: Path) -> int:
+    """Run the job and return the exit code."""
     session = _sessions("pipemax-annotate", logs)
     # Report a wrong call before anything is written, even a log.
     options = _read_options(arguments, logs, session)
@@ -320,8 +323,15 @@ def _run(arguments: Mapping[str, Any], logs: Path) -> None:
         spark = session()
     from pipemax_spark.job.annotation_job import AnnotationJob
 
-    AnnotationJob(spark, options, terminal).run()
+    summary = AnnotationJob(spark, options, terminal).run()
     _stop(spark)
+    return exit_status(summary, options)
+
+
+def exit_status(summary: Summary | None, options: JobOptions) -> int:
+    """Return the exit status of a job that has raised nothing: 3 if a limit on cost, time or tokens has ended it."""
+    is_over = summary is not None and summary.ended_by in LIMITS
+    return _LIMIT_REACHED if is_over and not options.budget_is_success else 0
 
 
 def _stop(spark: "SparkSession") -> None:
@@ -330,11 +340,10 @@ def _stop(spark: "SparkSession") -> None:
         spark.stop()
 
 
-def _exit_code(work: Callable[[], None], logs: Path, *, advice: str = "") -> int:
-    """Do the work and return the exit code; a failure becomes a sentence, with ``advice`` behind it."""
+def _exit_code(work: Callable[[], int | None], logs: Path, *, advice: str = "") -> int:
+    """Do the work and return its exit code, or 0; a failure becomes a sentence, with ``advice`` behind it."""
     try:
-        work()
-        return 0
+        return work() or 0
     except JobError as error:
         log.info("refused", exc_info=True)
         return _fail(str(error), 2)
@@ -346,7 +355,7 @@ def _exit_code(work: Callable[[], None], logs: Path, *, advice: str = "") -> int
         log.exception("%s failed", work)
         is_canary = isinstance(error, CanaryError)  # its text says how to go on
         details = f"{'' if is_canary else advice} Details: {logs}".lstrip()
-        return _fail("\n".join([failure_text(error), details]), _CANARY_CODE if is_canary else 1)
+        return _fail("\n".join([failure_text(error), details]), _CANARY_MOVED if is_canary else 1)
 
 
 def _fail(text: str, code: int) -> int:

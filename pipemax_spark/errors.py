@@ -28,6 +28,14 @@ class EndedBy(StrEnum):
     """All rows that were left are in the output."""
     LIMIT = "limit"
     """``--limit`` leaves rows for a later run."""
+    MAX_COST = "max_cost"
+    """``--max-cost`` is reached, or no chunk fits into what is left of it."""
+    MAX_HOURS = "max_hours"
+    """Likewise ``--max-hours``."""
+    MAX_TOKENS_TOTAL = "max_tokens_total"
+    """Likewise ``--max-tokens-total``."""
+    DONE_BY = "done_by"
+    """Likewise ``--done-by``."""
     ERROR_ROWS = "error_rows"
     """More error rows than ``--max-error-rate`` or ``--on-error fail`` allows."""
     CANARY = "canary"
@@ -84,6 +92,14 @@ class CanaryError(JobFailedError):
     """The run's first rows differ from those of the last run; nothing else was annotated."""
 
     ended_by = EndedBy.CANARY
+
+
+class LimitReachedError(JobFailedError):
+    """A limit on cost, time or tokens is reached. The job catches it: such a run ends in order."""
+
+    def __init__(self, message: str, *, ended_by: EndedBy) -> None:
+        super().__init__(message)
+        self.ended_by = ended_by
 
 
 class TakenOverError(JobFailedError):

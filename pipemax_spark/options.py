@@ -1,8 +1,9 @@
 """Define a job's options: the command line, parsed and typed."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ class JobOptions:
     """Empty to record nothing."""
     price_per_hour: float | None = None
     """Price of all the job's machines together, in any currency."""
+    max_cost: float | None = None
+    """End the run before it costs more, by ``price_per_hour``, counted from its start like the other limits."""
+    max_hours: float | None = None
+    max_tokens_total: int | None = None
+    """Of prompts and answers together, as engines report them."""
+    done_by: datetime | None = None
+    """With a time zone."""
+    budget_is_success: bool = False
+    """Exit with status 0 instead of 3 if one of these four limits ends the run."""
     collector_port: int = 0
     """Port at which the driver listens for the engines' reports; 0 takes a free one."""
     compact: bool = False
@@ -104,6 +114,7 @@ class JobOptions:
         self._check_ids_given()
         self._check_questions()
         self._check_canary()
+        self._check_limits()
         check_pooling(
             self.generation,
             self.source,
@@ -168,6 +179,18 @@ class JobOptions:
             raise JobError("--retry-errors needs --id-columns if there are several questions (--ask)")
         if self.gold_column is not None:
             raise JobError("--gold-column compares one answer, so it cannot be combined with --ask")
+
+    def _check_limits(self) -> None:
+        limits = {
+            "max-cost": self.max_cost,
+            "max-hours": self.max_hours,
+            "max-tokens-total": self.max_tokens_total,
+        }
+        for name, value in limits.items():
+            if value is not None and not 0 < value < math.inf:
+                raise JobError(f"{name} is {value}; give a number above 0")
+        if self.max_cost is not None and not self.price_per_hour:
+            raise JobError("--max-cost needs --price-per-hour, the price of the whole cluster")
 
     def _check_ids_given(self) -> None:
         for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):

@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _READ_AS_TEXT = frozenset(
     {
         *("id_columns", "select", "allow_image_urls", "commit_every"),
-        *("on_error", "bad_lines", "if_running", "expect_rows"),
+        *("on_error", "bad_lines", "if_running", "expect_rows", "done_by"),
     }
 )
 """Arguments that become the fields' values as on the command line; some may also be of the fields' types."""
@@ -68,6 +68,7 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     bad_lines=str,
     if_running=str,
     expect_rows=Sequence[int | None] | str | None,
+    done_by=datetime | str | None,
     summary=str | os.PathLike[str] | None,
     chat_template_kwargs=TemplateVariables,
     response_format=ResponseFormat,
@@ -89,6 +90,9 @@ def annotate_table(
     ``DataType`` or the class of a Pydantic model, ``id_columns`` a list, ``input_option`` a dict, ``stop`` and
     ``choice`` lists, ``commit_every`` a ``timedelta`` or text such as ``"15m"``, ``expect_rows`` a pair of numbers or
     text such as ``"1000:2000000"``.
+
+    A run that reaches ``max_cost``, ``max_hours``, ``max_tokens_total`` or ``done_by`` raises nothing: its summary has
+    ``complete=False`` and ``ended_by``.
 
     Print the command's report meanwhile. Interrupting the call (Ctrl-C, or the notebook's button) stops the job;
     committed rows stay.

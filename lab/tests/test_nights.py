@@ -1,6 +1,6 @@
 """The models of chunks and slots drive the job's own decisions: slow nodes hold up no others, short rows come last."""
 
-from lab.nights import canary, tail
+from lab.nights import budget, canary, tail
 from lab.nights.chunks import Model, Outcome
 
 
@@ -42,3 +42,12 @@ def test_the_end_of_a_long_table_costs_little_in_any_order() -> None:
 def test_a_canary_raises_few_false_alarms_and_notices_a_tenth_of_wrong_labels() -> None:
     assert canary.share_of_alarms("five labels", "none", rows=500, nights=100) <= 0.05
     assert canary.share_of_alarms("five labels", "shuffled", rows=500, nights=100) >= 0.95
+
+
+def test_nights_end_at_their_limit_and_leave_little_of_it_unused() -> None:
+    ended = [
+        night for night in budget.measure(range(40)) if night.ended_by != "done"
+    ]  # it checks what is over
+    assert len(ended) > 20
+    assert sorted(night.unused_share for night in ended)[len(ended) // 2] < 0.02
+    assert all(night.warned_at is not None for night in ended)

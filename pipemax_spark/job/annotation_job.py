@@ -4,19 +4,21 @@ The rows come in batches: the whole input is one batch, and a stream has as many
 the next run finds what is left from the output table only.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import CanaryError, IfRunning, OtherRunError, TooManyErrorsError
+from pipemax_spark.errors import CanaryError, IfRunning, LimitReachedError, OtherRunError, TooManyErrorsError
 from pipemax_spark.job.canary import do_rows
 from pipemax_spark.job.checks import check_job
 from pipemax_spark.job.dry_run import dry_run
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_values_kept
 from pipemax_spark.job.job import Job, JobCall, new_run_id
+from pipemax_spark.job.limits import RunLimits
 from pipemax_spark.job.preparing import Prepared, Preparing
 from pipemax_spark.job.record import (
     EndRecord,
@@ -61,9 +63,14 @@ class AnnotationJob:
         terminal: Terminal,
         *,
         table: OutputTable | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare a run. ``table`` is the output, for a caller that already has it."""
+        """Prepare a run, from which on its limits count. ``table`` is the output, for a caller that already has it.
+
+        ``clock_s`` is what the limits go by. Raise ``JobError`` if ``done_by`` has passed.
+        """
         self.run_id = new_run_id()
+        self._limits = RunLimits(options, clock_s=clock_s)
         output = HadoopFiles(spark).qualified(options.output) if is_path(options.output) else options.output
         table = table or open_table(spark, output)
         self._call = JobCall(spark=spark, options=options, terminal=terminal, table=table, run_id=self.run_id)
@@ -73,14 +80,15 @@ class AnnotationJob:
     def run(self) -> Summary | None:
         """Run the job and return its summary, or None after a dry run.
 
-        Raise ``JobError`` for what the user can fix, and ``JobFailedError`` if the job stopped itself.
+        A run that its limits have ended returns its summary too. Raise ``JobError`` for what the user can fix, and
+        ``JobFailedError`` if the job stopped itself.
         """
         spark, options = self._call.spark, self._call.options
         with job_settings(spark):
             if options.dry_run:
                 if options.summary is not None:
                     check_storage(options.summary, spark, option="summary")
-                dry_run(self._call, self._checked())
+                dry_run(self._call, self._checked(), self._limits)
                 return None
             try:
                 with self._end:
@@ -89,6 +97,10 @@ class AnnotationJob:
                 if options.if_running is not IfRunning.SKIP:
                     raise
                 self._call.terminal.say("Skipped", f"{error.args[0]} (--if-running skip)")
+            except (
+                LimitReachedError
+            ):  # only the work directory needs to know: it keeps what is left for the next run
+                assert self._end.summary is not None, "the run has concluded"
             return self._end.summary
 
     def _checked(self) -> Checked:
@@ -114,19 +126,25 @@ class AnnotationJob:
             takes_over=options.if_running is IfRunning.TAKE_OVER,
         ) as work:
             job = Job.of(call, checked, work)
-            run = self._annotated(job, is_empty=is_empty)
+            limit = None
+            try:
+                run = self._annotated(job, is_empty=is_empty)
+            except LimitReachedError as error:
+                run, limit = self._end.run, error
             counts = self._end.counts
             if run is None:
                 summary, reason = nothing_to_do(job, counts)
             else:
-                if options.compact:
+                if options.compact and limit is None:
                     compact(job)
-                summary, reason = conclude(job, run, counts, worth_a_try=self._findings or ())
+                summary, reason = conclude(job, run, counts, worth_a_try=self._findings or (), limit=limit)
             self._end.summary = summary
             if options.batch_output is not None:
-                _write_batch_output(job, options.batch_output, rows_left=counts.left_out)
+                _write_batch_output(job, options.batch_output, rows_left=counts.left_out + counts.undone)
             if reason is not None:
                 raise TooManyErrorsError(reason)
+            if limit is not None:
+                raise limit
             return summary
 
     def _annotated(self, job: Job, *, is_empty: bool) -> Run | None:
@@ -153,7 +171,7 @@ class AnnotationJob:
                 if prepared is None:
                     continue
                 if run is None:  # these are the first rows to do
-                    run = self._end.run = stack.enter_context(begun_run(job, prepared))
+                    run = self._end.run = stack.enter_context(begun_run(job, prepared, self._limits))
                 preparing.next_chunk = do_rows(job, run, prepared)
                 counts.done += prepared.rows.rows
                 job.work.delete_rows(number)

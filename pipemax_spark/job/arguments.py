@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipemax.wire import OVERRIDES_TYPE, SETTINGS, GenerationSpec
 from pipemax_spark.engines.config import engine_config
 from pipemax_spark.errors import IfRunning, JobError, OnError
+from pipemax_spark.job.limits import read_done_by
 from pipemax_spark.options import JobOptions, driver_directory
 from pipemax_spark.request.expected_rows import ExpectedRows
 from pipemax_spark.request.formats import is_inline, response_schema
@@ -335,6 +336,25 @@ OPTIONS: dict[str, Option] = {
         _RUN,
         "Price per hour of the whole cluster; the report then shows what the run costs.",
         typer={"min": 0.0},
+    ),
+    "max_cost": Option(
+        _RUN,
+        "End the run in order before it costs more than this, by --price-per-hour, counted from its start; the exit "
+        "status is then 3, and the next run goes on.",
+        typer={"show_default": False},
+    ),
+    "max_hours": Option(_RUN, "Likewise for its hours.", typer={"show_default": False}),
+    "max_tokens_total": Option(
+        _RUN, "Likewise for its tokens, of prompts and answers together.", typer={"show_default": False}
+    ),
+    "done_by": Option(
+        _RUN,
+        "Likewise at this time: 06:00, the next one, or a date and time such as 2026-12-01T06:00.",
+        cli_type=str,
+        read=read_done_by,
+    ),
+    "budget_is_success": Option(
+        _RUN, "Exit with status 0 in place of 3 if one of these four limits ends the run."
     ),
     "collector_port": Option(
         _RUN,

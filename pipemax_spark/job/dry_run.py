@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pipemax.wire import PreflightReply
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import JobCall
+from pipemax_spark.job.limits import RunLimits
 from pipemax_spark.job.preparing import say_changed
 from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.report.findings import runs_of_spec
@@ -26,7 +27,7 @@ from pipemax_spark.spark.sql import quoted
 _LOOKED_AT_RUNS = 20
 
 
-def dry_run(call: JobCall, checked: Checked) -> None:
+def dry_run(call: JobCall, checked: Checked, limits: RunLimits) -> None:
     """Print what the job would do if it ran now, and the first sampled prompt if that may be shown."""
     remaining, options, terminal = Remaining(call.table, call.options, checked), call.options, call.terminal
     done = remaining.done_if_any()
@@ -43,8 +44,10 @@ def dry_run(call: JobCall, checked: Checked) -> None:
         has_images = options.source.has_images(checked.source.rows.schema)
         _say_tokens(call, checked, to_do, "without those of images" if has_images else "")
     if to_do:
-        speed = _known_speed(call, checked)
+        speed = known_speed(call, checked)
         _say_time(terminal, speed, to_do, options.price_per_hour)
+        limits.expect(to_do)
+        limits.say_forecast(terminal, speed, checked.reply)
         findings = worth_a_try(options, checked, checked.source.rows, checked.rows_in, of_template=True)
         for label, finding in zip(("Cache", *[""] * len(findings)), findings, strict=False):
             terminal.say(label, f"{finding}{_gain(finding, speed, to_do)}")
@@ -87,7 +90,7 @@ def _sums(reply: PreflightReply, questions: int) -> Sequence[int]:
     return [sum(counted[first : first + questions]) for first in range(0, len(counted), questions)]
 
 
-def _known_speed(call: JobCall, checked: Checked) -> RunSpeed | None:
+def known_speed(call: JobCall, checked: Checked) -> RunSpeed | None:
     """Return the speed of the latest run of this job that kept its engines full, or else of the latest; None without.
 
     A run's record is on the driver that ran it.

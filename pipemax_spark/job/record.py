@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pipemax_spark.errors import EndedBy, JobError, RowCountError, cause_of, ended_by
+from pipemax_spark.errors import EndedBy, JobError, LimitReachedError, RowCountError, cause_of, ended_by
 from pipemax_spark.job.description import run_facts
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.run import Run
@@ -42,13 +42,15 @@ _ARTIFACTS = (SUMMARY_FILE, ENGINE_METRICS, "throughput.svg", "report.html")
 
 @dataclass(slots=True)
 class RowCounts:
-    """Row counts over all batches of a run; at its end each row is in exactly one of skipped, left_out and done."""
+    """Row counts over all batches of a run; each row ends in one of skipped, left_out, undone and done."""
 
     rows_in: int = 0
     skipped: int = 0
     """Done by earlier runs."""
     left_out: int = 0
     """Beyond ``--limit``."""
+    undone: int = 0
+    """To be done by this run, which a limit on its cost, time or tokens has ended before."""
     to_do: int | None = None
     """To be done by this run, committed or not; None as long as nothing was looked for."""
     done: int = 0
@@ -154,16 +156,24 @@ def too_many_errors(job: Job, of_run: CommittedTotals | None, recovered_runs: Se
 
 
 def conclude(
-    job: Job, run: Run, counts: RowCounts, *, worth_a_try: Sequence[Finding]
+    job: Job,
+    run: Run,
+    counts: RowCounts,
+    *,
+    worth_a_try: Sequence[Finding],
+    limit: LimitReachedError | None = None,
 ) -> tuple[Summary, str | None]:
-    """Write and print the result of a run that has done rows.
+    """Write and print the result of a run that had rows to do, all of which are done unless a ``limit`` has ended it.
 
     Return its summary, and why the job must fail because of its error rows, or None. Of what is worth a try, the report
     has what would have saved time in this run, or may have if its engines tell no times.
     """
     totals = totals_of_run(job.table, job.run_id)
+    if limit is not None:
+        counts.done = totals.rows
+        counts.undone = (counts.to_do or 0) - totals.rows
     reason = too_many_errors(job, totals, counts.recovered_runs)
-    summary = _summary(job, run, counts, totals, has_failed=reason is not None)
+    summary = _summary(job, run, counts, totals, has_failed=reason is not None, limit=limit)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     _write(job, job.directory / SUMMARY_FILE, summary.to_json())
     findings = replace(_findings(job, totals), drift=run.drift, advice=_advice(summary, worth_a_try))
@@ -177,10 +187,17 @@ def conclude(
     # A store that was slow at first may have returned its run id only now.
     summary = replace(summary, mlflow_run_id=run.tracker.run_id)
     # A job that fails for its errors says so after the report.
-    warning = None if reason else tell_high_share(totals.rows, findings.errors)
+    warnings = [] if reason else [tell_high_share(totals.rows, findings.errors)]
+    if limit is not None:
+        warnings.append(_limit_line(limit, counts))
     places = {**({} if report is None else {"Report": str(report)}), "MLflow run": run.tracker.place}
-    _finish(job, summary, findings, places, warning=warning)
+    _finish(job, summary, findings, places, warnings=[text for text in warnings if text])
     return summary, reason
+
+
+def _limit_line(limit: LimitReachedError, counts: RowCounts) -> str:
+    """Return what the last line says of a run that a limit has ended. The report's cost is of a shorter time."""
+    return f"{limit}; {counts.undone:,} of {counts.to_do or 0:,} rows are left. Run the same command again to go on"
 
 
 def _advice(summary: Summary, worth_a_try: Sequence[Finding]) -> str | None:
@@ -254,15 +271,24 @@ def nothing_delivered(call: JobCall) -> Summary:
     return summary
 
 
-def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, has_failed: bool) -> Summary:
+def _summary(
+    job: Job,
+    run: Run,
+    counts: RowCounts,
+    totals: CommittedTotals,
+    *,
+    has_failed: bool,
+    limit: LimitReachedError | None = None,
+) -> Summary:
     """Return the totals of a run that has ended."""
     collector, seconds = run.collector, run.seconds
     account = {part: round(part_s, 3) for part, part_s in run.time_account().items()}
     drain_s = collector.accounts.drain_at_full_rate_s()
     return Summary(
-        complete=not counts.left_out,
-        rows_left=counts.left_out,
-        ended_by=_ended_by(counts, has_failed=has_failed),
+        complete=not counts.left_out + counts.undone,
+        # What an incremental run would have read after its limit is not known.
+        rows_left=None if limit is not None and job.options.incremental else counts.left_out + counts.undone,
+        ended_by=limit.ended_by if limit and not has_failed else _ended_by(counts, has_failed=has_failed),
         rows_in=counts.rows_in,
         rows_out=counts.done,
         rows_error=totals.rows_error,
@@ -277,7 +303,9 @@ def _summary(job: Job, run: Run, counts: RowCounts, totals: CommittedTotals, *, 
         seconds=round(seconds, 3),
         rows_per_s=round(counts.done / seconds, 3),
         tokens_per_s=round(totals.completion_tokens / seconds, 3),
-        working_rows_per_s=round(counts.done / working_seconds(account, seconds=round(seconds, 3)), 3),
+        working_rows_per_s=round(
+            counts.done / working_seconds(account, seconds=max(1e-3, round(seconds, 3))), 3
+        ),
         output=job.table.name,
         output_format=job.table.format_name,
         mlflow_run_id=run.tracker.run_id,
@@ -319,7 +347,7 @@ def _write(job: Job, path: Path, text: str) -> bool:
 
 
 def _finish(
-    job: Job, summary: Summary, findings: Findings, places: Mapping[str, str], *, warning: str | None = None
+    job: Job, summary: Summary, findings: Findings, places: Mapping[str, str], *, warnings: Sequence[str] = ()
 ) -> None:
     if job.options.summary is not None:
         write_file(job.options.summary, summary.to_json(), job.spark)
@@ -329,7 +357,7 @@ def _finish(
         findings,
         _places(job, places),
         price_per_hour=job.options.price_per_hour,
-        warning=warning,
+        warnings=warnings,
     )
 
 

@@ -11,10 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import JobFailedError, TakenOverError, TooManyErrorsError
+from pipemax_spark.errors import JobFailedError, LimitReachedError, TakenOverError, TooManyErrorsError
 from pipemax_spark.executor.spool import spool_fault
 from pipemax_spark.job.description import input_table, run_description, run_manifest, run_params
+from pipemax_spark.job.dry_run import known_speed
 from pipemax_spark.job.job import Job
+from pipemax_spark.job.limits import RunLimits
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.runner import ChunkRunner
 from pipemax_spark.report.collector import Collector, SilenceWatch
@@ -29,6 +31,7 @@ from pipemax_spark.report.samples import Sample, in_rows
 from pipemax_spark.report.summary import earlier_length_correlation
 from pipemax_spark.report.time_accounts import whole_account
 from pipemax_spark.report.tracking import Tracker
+from pipemax_spark.rows.chunks import Chunk
 from pipemax_spark.rows.prefix import hit_rate
 from pipemax_spark.spark.slots import Slots, slots_of
 
@@ -62,7 +65,7 @@ class StopSignal:
 
 
 @contextmanager
-def begun_run(job: Job, prepared: Prepared) -> Iterator["Run"]:
+def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"]:
     """Yield a run whose collector listens, whose progress is shown and which MLflow knows, until the context ends.
 
     ``prepared`` are its first rows: the run after this one must know of them if this one dies.
@@ -104,6 +107,7 @@ def begun_run(job: Job, prepared: Prepared) -> Iterator["Run"]:
                 period_s=period_s,
                 price_per_hour=options.price_per_hour,
                 unit="answers" if options.ask else "rows",
+                limits_left=limits.left_text,
             )
             progress = Progress(
                 collector,
@@ -114,8 +118,10 @@ def begun_run(job: Job, prepared: Prepared) -> Iterator["Run"]:
             plan = job.checked.plan
             plan = replace(plan, options=replace(plan.options, collector=collector.address), spool=spool)
             planned = replace(job, checked=replace(job.checked, plan=plan))
-            run = Run(planned, collector, stack.enter_context(progress), tracker, signal)
+            run = Run(planned, collector, stack.enter_context(progress), tracker, signal, limits)
             yield run
+    except LimitReachedError:
+        raise  # it ends in order, with its own record
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         tracker.finish(status, [] if run is None else run.samples)
@@ -132,11 +138,13 @@ class Run:
         progress: Progress,
         tracker: Tracker,
         signal: StopSignal,
+        limits: RunLimits,
     ) -> None:
         """Prepare the run. The job's plan names the collector, and the spool if tasks can keep completions."""
         self._job = job
         self._progress = progress
         self._signal = signal
+        self._limits = limits
         self._silence = SilenceWatch(
             collector,
             running_tasks=lambda: _running_tasks(job.spark),
@@ -185,22 +193,35 @@ class Run:
         return whole_account(self.collector.accounts.total(), engines=servers, seconds=self.seconds)
 
     def expect(self, rows: int) -> None:
-        """Add ``rows`` to the rows to be done, for the progress line and the engines."""
+        """Add ``rows`` to the rows to be done, for the progress line, the engines and the run's limits."""
+        self._limits.expect(rows)
         self._progress.expect(rows * self._per_row)
         self.collector.expect(rows * self._per_row)
 
     def do(self, prepared: Prepared) -> int:
-        """Annotate and commit these rows, chunk by chunk; return the number of the next chunk."""
+        """Annotate and commit these rows, chunk by chunk; return the number of the next chunk.
+
+        Raise ``LimitReachedError`` if the run's limits leave some of them undone.
+        """
+        if not self._runners:
+            speed = known_speed(self._job, self._job.checked) if self._limits.limits else None
+            self._limits.say_forecast(self._job.terminal, speed, self._job.checked.reply)
         runner = ChunkRunner(self._job, prepared, self)
         self._runners.append(runner)
         self._signal.watch(runner)
         try:
             runner.run()
+        except LimitReachedError:
+            self._look_at_engines()
+            raise
         finally:
             self.seconds = time.monotonic() - self._started_s
+        self._look_at_engines()
+        return runner.next_chunk
+
+    def _look_at_engines(self) -> None:
         self.policies.look()  # a short batch may end before the first check
         self.prefix_cache_hit_rate = hit_rate(self.collector.servers())
-        return runner.next_chunk
 
     # What the runner asks, and what it tells.
 
@@ -222,8 +243,25 @@ class Run:
         """Return the correlation of the lengths of prompts and answers; None while it is unknown."""
         return self.collector.length_correlation(earlier=self._earlier_correlation)
 
-    def committed(self) -> None:
+    def most_rows(self) -> int | None:
+        """Return how many rows the next chunk may have; None for any number, 0 if it must not begin."""
+        return self._limits.most_rows()
+
+    def longest_chunk_s(self) -> float | None:
+        """Return how long a chunk may take; None for any time."""
+        return self._limits.longest_chunk_s()
+
+    def none_fits(self) -> LimitReachedError:
+        """Return the end of a run of which no chunk may begin any more."""
+        return self._limits.none_fits()
+
+    def begun(self, chunk: Chunk) -> None:
+        """Note that a chunk begins."""
+        self._limits.begun(chunk.number, chunk.rows)
+
+    def committed(self, chunk: Chunk) -> None:
         """Stop the job if too many committed rows are error rows, in case no engine's report says so."""
+        self._limits.committed(chunk.number)
         if self.collector.silent_s() < SILENT_S:
             return
         totals = totals_of_run(self._job.table, self._job.run_id)
@@ -234,6 +272,14 @@ class Run:
         """Look for what has changed; called about once a second, on the main thread."""
         self.policies.look()
         self._silence.look(time.monotonic())
+        totals = self.collector.totals()
+        reached = self._limits.look(
+            rows=max(totals.rows_done // self._per_row, self.committed_rows),
+            tokens=totals.prompt_tokens + totals.completion_tokens,
+            warn=self._job.terminal.warn,
+        )
+        if reached is not None:
+            self._signal.stop(reached)
         if time.monotonic() >= self._next_logged_s:
             self._next_logged_s = time.monotonic() + _TRACKING_PERIOD_S
             self.tracker.log_samples(self.samples)

@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Protocol
 
-from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
+from pipemax_spark.errors import CommitRefusedError, JobFailedError, LimitReachedError, TakenOverError
 from pipemax_spark.job.job import Job
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.rows.annotated import annotate_requests
@@ -57,7 +57,23 @@ class Surroundings(Protocol):
         """Return the correlation of the lengths of prompts and answers."""
         ...
 
-    def committed(self) -> None:
+    def most_rows(self) -> int | None:
+        """Return how many rows the next chunk may have by the run's limits: None for any number, 0 if none."""
+        ...
+
+    def longest_chunk_s(self) -> float | None:
+        """Return how long a chunk may take by the run's limits."""
+        ...
+
+    def none_fits(self) -> LimitReachedError:
+        """Return the end of a run of which no chunk may begin any more by its limits."""
+        ...
+
+    def begun(self, chunk: Chunk) -> None:
+        """Note that a chunk begins."""
+        ...
+
+    def committed(self, chunk: Chunk) -> None:
         """Note that a chunk is committed."""
         ...
 
@@ -81,10 +97,11 @@ class ChunkRunner:
         self._origin = prepared.origin
         self._surroundings = surroundings
         self._request_columns = job.options.request_columns
+        commit_every_s = job.options.commit_every.total_seconds()
         self._chunks = ChunkPlan(
             slice_rows=prepared.rows.slice_rows,
             slots=surroundings.slots().total,
-            commit_every_s=job.options.commit_every.total_seconds(),
+            commit_every_s=min(commit_every_s, surroundings.longest_chunk_s() or commit_every_s),
             first_number=prepared.first_chunk,
         )
         self._turn = threading.Lock()  # the lane that holds it takes the next chunk
@@ -113,7 +130,7 @@ class ChunkRunner:
         self._cancel_jobs()
 
     def run(self) -> None:
-        """Run and commit all chunks."""
+        """Run and commit all chunks. Raise ``LimitReachedError`` if the run's limits leave some undone."""
         with (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="pipemax-commits") as checker,
             ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="pipemax-lane") as pool,
@@ -126,7 +143,7 @@ class ChunkRunner:
                 with self._lock:
                     reason = self._failure
                     self._failure = reason or JobFailedError("another chunk failed")
-                self._cancel_jobs()
+                self._cancel_until_ended(lanes)
                 if reason is not None:
                     raise reason from error
                 if isinstance(error, CommitRefusedError):
@@ -135,6 +152,8 @@ class ChunkRunner:
         if self._committed_rows != self._rows.rows:
             if self._failure is not None:  # between two chunks, when no Spark job ran that could be cancelled
                 raise self._failure
+            if not self._chunks.is_used_up:
+                raise self._surroundings.none_fits()
             raise JobFailedError(
                 f"{self._rows.rows:,} rows were to be committed and {self._committed_rows:,} were "
                 f"({self._committed_rows - self._rows.rows:+,}). Run the job again to annotate the rows that are left"
@@ -174,12 +193,21 @@ class ChunkRunner:
             self._committed_rows += chunk.rows
         if self._job.checked.plan.spool is not None:
             self._job.work.delete_chunk_spool(chunk.number)
-        self._surroundings.committed()
+        self._surroundings.committed(chunk)
 
     def _take_chunk(self) -> Chunk | None:
-        """Wait for this lane's turn and return the next chunk; None if none is left or the job is being stopped."""
+        """Wait for this lane's turn and return the next chunk.
+
+        Return None if none is left, if the job is being stopped, or if the run's limits let none begin; while chunks
+        are in flight, whether one may begin can still change.
+        """
         with self._turn:
-            return self._next(self._surroundings.rows_per_s()) if self._wait_for_turn() else None
+            while self._wait_for_turn():
+                chunk = self._next(self._surroundings.rows_per_s())
+                if chunk is not None or self._chunks.is_used_up or not self._in_flight():
+                    return chunk
+                time.sleep(_POLL_S)
+            return None
 
     def _wait_for_turn(self) -> bool:
         """Wait until the next chunk may be submitted; return False if the job is being stopped."""
@@ -188,12 +216,17 @@ class ChunkRunner:
                 if self._failure is not None:
                     return False
                 ended = set(self._ended_chunks)
-            in_flight = [c.number for c in self._chunks.chunks if c.number not in ended]
+            in_flight = self._in_flight()
             # Once a chunk has ended, there is no engine left to wait for.
             is_room_known = bool(ended) or self._surroundings.engine_rows() is not None
             if may_submit([self._tasks_of(number) for number in in_flight], is_room_known=is_room_known):
                 return True
             time.sleep(_POLL_S)
+
+    def _in_flight(self) -> list[int]:
+        """Return the numbers of the chunks that have begun and not ended."""
+        with self._lock:
+            return [c.number for c in self._chunks.chunks if c.number not in self._ended_chunks]
 
     def _tasks_of(self, number: int) -> ChunkTasks:
         """Return the tasks of the stage that annotates: in a job of two stages, the one after the shuffle."""
@@ -222,9 +255,11 @@ class ChunkRunner:
             engine_rows = self._room()
             slots = self._surroundings.slots()
             fed_rows = slots.fed_partition_rows(engine_rows) or 0
-            chunk = self._chunks.next(rows_per_s, at_least=slots.total * fed_rows)
+            most_rows = self._surroundings.most_rows()
+            chunk = self._chunks.next(rows_per_s, at_least=slots.total * fed_rows, at_most=most_rows)
         if chunk is not None:
             log.info("%s, at %s rows/s so far, engines take %s rows", chunk, rows_per_s, engine_rows)
+            self._surroundings.begun(chunk)
             self._job.work.note_chunk(chunk)
         return chunk
 
@@ -256,6 +291,13 @@ class ChunkRunner:
             has_own,
         )
         return order
+
+    def _cancel_until_ended(self, lanes: list[Future[None]]) -> None:
+        """Cancel the lanes' jobs, also those that a lane was about to submit."""
+        running = set(lanes)
+        while running:
+            self._cancel_jobs()
+            _, running = wait(running, timeout=1.0)
 
     def _cancel_jobs(self) -> None:
         self._job.spark.sparkContext.cancelJobsWithTag(self._job.run_id)

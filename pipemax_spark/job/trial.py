@@ -36,6 +36,7 @@ UNUSED = frozenset(
         *("limit", "expect_rows", "fail_if_empty", "incremental", "skip_changes", "rescan", "if_running"),
         *("on_error", "max_error_rate", "retry_errors", "redo_changed", "new_spec", "commit_every"),
         *("group_by_prefix", "compute_each", "mlflow_experiment", "price_per_hour", "collector_port"),
+        *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),
         *("gold_column", "dry_run"),
     }
 )

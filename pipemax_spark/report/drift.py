@@ -102,7 +102,9 @@ def compared(before: Sampled, now: Sampled) -> list[Comparison]:
         comparisons += _comparisons(choices.name, of_before.get(choices.name, {}), choices.rows)
     lengths_before = {lengths.name: lengths.rows for lengths in before.distributions.lengths}
     for lengths in now.distributions.lengths:
-        comparisons += _comparisons(lengths.name, *_by_quartile(lengths_before.get(lengths.name, {}), lengths.rows))
+        comparisons += _comparisons(
+            lengths.name, *_by_quartile(lengths_before.get(lengths.name, {}), lengths.rows)
+        )
     return comparisons
 
 

@@ -34,6 +34,8 @@ class ProgressLine:
     period_s: float
     price_per_hour: float | None = None
     unit: str = "rows"
+    limits_left: Callable[[], str] = str
+    """Returns what is left of the run's limits, or no text."""
 
     def text(self, sample: Sample, *, rows_total: int, servers: Sequence[ServerStats]) -> str:
         """Return the line of a job with ``rows_total`` rows."""
@@ -52,6 +54,7 @@ class ProgressLine:
         ]
         if self.price_per_hour is not None:
             parts.append(f"cost {sample.seconds / 3600 * self.price_per_hour:.2f}")
+        parts.append(self.limits_left())
         return " · ".join(part for part in parts if part)
 
 

@@ -29,6 +29,7 @@ class Totals:
     """ErrorCode → rows."""
     error_examples: dict[str, str] = field(default_factory=dict)
     """ErrorCode → a message."""
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     rows_taken: int = 0
     """Rows that reporting servers have received and silent ones have completed: the silent ones' other rows go to
@@ -47,6 +48,7 @@ class Totals:
         """Count a report in the place of its sender's last one."""
         self.rows_done += new.rows_done - old.rows_done
         self.rows_reused += new.rows_reused - old.rows_reused
+        self.prompt_tokens += new.prompt_tokens - old.prompt_tokens
         self.completion_tokens += new.completion_tokens - old.completion_tokens
         if new.errors != old.errors:
             self.errors.update(new.errors)

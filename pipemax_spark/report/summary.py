@@ -160,9 +160,9 @@ def print_report(
     places: Mapping[str, str],
     *,
     price_per_hour: float | None,
-    warning: str | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
-    """Print the report. ``places`` says where things are: name → path or URL; ``warning`` is its last line."""
+    """Print the report. ``places`` says where things are: name → path or URL; ``warnings`` are its last lines."""
     error_rows = [row for rows in findings.error_rows.values() for row in rows]
     if shown := (findings.sample or error_rows)[:_SHOWN_ROWS]:
         console.print()
@@ -171,7 +171,7 @@ def print_report(
     for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]:
         # Never wrapped, because people copy the paths.
         console.print(f"{name:<{_LABEL_WIDTH - 1}} {value}", markup=False, highlight=False, soft_wrap=True)
-    if warning is not None:
+    for warning in warnings:
         text = f"Warning: {warning}"
         console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -196,9 +196,7 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
                 f"{summary.rows_reused:,}, which took the answer of a row with an equal request",
             )
         )
-    if summary.rows_left_out:
-        facts.append(("Still to do", f"{summary.rows_left_out:,} (left out by --limit)"))
-    facts += _canary(findings)
+    facts += [*_still_to_do(summary), *_canary(findings)]
     if (accuracy := findings.accuracy) is not None and accuracy.rows:
         facts.append(
             (
@@ -258,6 +256,12 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
 
 def _canary(findings: Findings) -> list[tuple[str, str]]:
     return [] if findings.drift is None else [("Canary", str(findings.drift))]
+
+
+def _still_to_do(summary: Summary) -> list[tuple[str, str]]:
+    undone = (summary.rows_left or 0) - summary.rows_left_out
+    reasons = {"left out by --limit": summary.rows_left_out, f"ended by {summary.ended_by}": undone}
+    return [("Still to do", f"{rows:,} ({reason})") for reason, rows in reasons.items() if rows > 0]
 
 
 def _engines(summary: Summary) -> list[tuple[str, str]]:

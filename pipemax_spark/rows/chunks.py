@@ -20,7 +20,7 @@ say their own ``max_tokens`` are sorted by it, and by the length of their prompt
 
 import itertools
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -365,11 +365,19 @@ class ChunkPlan:
         """The rows of all slices together."""
         return self._ends[-1]
 
-    def next(self, rows_per_s: float | None, *, at_least: int = 0) -> Chunk | None:
-        """Hand out the next chunk; None when all slices are handed out.
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all rows are handed out."""
+        with self._lock:
+            return sum(chunk.rows for chunk in self._chunks) == self.rows
+
+    def next(
+        self, rows_per_s: float | None, *, at_least: int = 0, at_most: int | None = None
+    ) -> Chunk | None:
+        """Hand out the next chunk; None when all slices are handed out, or if the next has more than ``at_most`` rows.
 
         The chunk has about the rows of one commit period at this rate, and at least ``at_least`` rows, which keep the
-        engines fed.
+        engines fed, but never more than ``at_most``.
         """
         with self._lock:
             first = self._chunks[-1].end_slice if self._chunks else 0
@@ -383,6 +391,11 @@ class ChunkPlan:
             # A last chunk of a few rows is not worth a commit, nor may it be too small to keep the engines fed.
             if left < rows * 5 / 4 or left - rows < at_least:
                 end, rows = len(self._ends), left
+            if at_most is not None and rows > at_most:
+                end = bisect_right(self._ends, before + at_most)
+                rows = (self._ends[end - 1] if end else 0) - before
+                if rows <= 0:
+                    return None
             chunk = Chunk(
                 number=self.first_number + len(self._chunks), first_slice=first, end_slice=end, rows=rows
             )

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pipemax.wire import GenerationSpec, PreflightReply
 from pipemax_spark.engines.config import engine_options
-from pipemax_spark.errors import JobFailedError, TooManyErrorsError
+from pipemax_spark.errors import JobFailedError, LimitReachedError, TooManyErrorsError
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.job import Job
 from pipemax_spark.job.outcomes import AppendedOutcomes
@@ -24,7 +24,7 @@ from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.annotated import annotated_schema
-from pipemax_spark.rows.chunks import SlicedRows, write_slices
+from pipemax_spark.rows.chunks import Chunk, SlicedRows, write_slices
 from pipemax_spark.spark.slots import Slots
 from pipemax_spark.storage.fence import Claim
 from pipemax_spark.storage.tables import DeltaTable, Transaction
@@ -104,7 +104,19 @@ class Unheard:
     def length_correlation(self) -> float | None:
         return None
 
-    def committed(self) -> None:
+    def most_rows(self) -> int | None:
+        return None
+
+    def longest_chunk_s(self) -> float | None:
+        return None
+
+    def none_fits(self) -> LimitReachedError:
+        raise AssertionError("there is no limit")
+
+    def begun(self, chunk: Chunk) -> None:
+        pass
+
+    def committed(self, chunk: Chunk) -> None:
         pass
 
     def every_second(self) -> None:
