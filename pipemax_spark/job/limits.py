@@ -133,7 +133,7 @@ class RunLimits:
             self._pace.add(Sample(seconds=seconds, rows=rows, tokens=tokens))
             limit = reached(self.limits, self._pace.last)
             if limit is not None:
-                return self._end(limit, "is reached")
+                return _end(limit, "is reached")
             if seconds < self._forecast_at_s + _FORECAST_S:
                 return None
             self._forecast_at_s = seconds
@@ -172,17 +172,20 @@ class RunLimits:
         with self._lock:
             now = replace(self._pace.last, seconds=self._seconds())
             if (limit := reached(self.limits, now)) is not None:
-                return self._end(limit, "is reached")
-            # The one that leaves room for the fewest rows.
-            [first, *others] = self.limits
-            least = first
-            for other in others:
-                rows = [
-                    most_rows([some], self._pace, self._prior, now_s=now.seconds) for some in (least, other)
-                ]
-                if rows[1] is not None and (rows[0] is None or rows[1] < rows[0]):
-                    least = other
-            return self._end(least, "leaves too little for another chunk")
+                return _end(limit, "is reached")
+            rows = [
+                (most_rows([limit], self._pace, self._prior, now_s=now.seconds), limit)
+                for limit in self.limits
+            ]
+        _, least = min(rows, key=lambda pair: math.inf if pair[0] is None else pair[0])
+        return _end(least, "leaves too little for another chunk")
+
+    def used(self) -> str:
+        """Return what the run has used since the job's start."""
+        with self._lock:
+            seconds, tokens = self._seconds(), self._pace.last.tokens
+        cost = "" if self._price_per_hour is None else f", cost {seconds / 3600 * self._price_per_hour:,.2f}"
+        return f"{duration(seconds)} since the job's start{cost}, {tokens:,} tokens"
 
     def left_text(self) -> str:
         """Return what is left of each limit, for the progress line."""
@@ -194,15 +197,6 @@ class RunLimits:
 
     def _seconds(self) -> float:
         return self._clock_s() - self._begin_s
-
-    def _used(self) -> str:
-        """Return what the run has used since the job's start."""
-        seconds = self._seconds()
-        cost = "" if self._price_per_hour is None else f", cost {seconds / 3600 * self._price_per_hour:,.2f}"
-        return f"{duration(seconds)} since the job's start{cost}, {self._pace.last.tokens:,} tokens"
-
-    def _end(self, limit: Limit, how: str) -> LimitReachedError:
-        return LimitReachedError(f"--{limit.text} {how} ({self._used()})", ended_by=limit.ended_by)
 
     def _left_of(self, limit: Limit) -> str:
         if limit.tokens is not None:
@@ -219,10 +213,17 @@ class RunLimits:
         if self._has_warned or outlook is None or outlook.rows.high >= total:
             return None
         self._has_warned = True
+        done = self._pace.last.rows
+        factor = (total - done) / max(1.0, outlook.rows.low - done)
+        helps = f". {factor:,.1f} times the engines would do all" if _is_of_time(outlook.limit) else ""
         return (
             f"at this rate {outlook.rows.middle / total:.0%} of the rows will be done at the limit "
-            f"({_named(outlook.limit, self._now)}): {_left(outlook.rows, total)}"
+            f"({_named(outlook.limit, self._now)}): {_left(outlook.rows, total)}{helps}"
         )
+
+
+def _end(limit: Limit, how: str) -> LimitReachedError:
+    return LimitReachedError(f"--{limit.text} {how}", ended_by=limit.ended_by)
 
 
 def prior_of(speed: RunSpeed | None, reply: PreflightReply, *, requests_per_row: int) -> Prior:
@@ -259,7 +260,7 @@ def forecast_lines(
         else:
             assert speed is not None, prior
             fits = _fit_in_time(outlook.rows, rows, speed)
-            if outlook.rows.low < rows and limit.ended_by is not EndedBy.MAX_COST:
+            if outlook.rows.low < rows and _is_of_time(limit):
                 fits += _help(outlook.rows, rows, speed)
         lines.append(f"{_named(limit, now)}: {fits}")
     return lines
@@ -288,6 +289,11 @@ def _help(fits: Interval, rows: int, speed: RunSpeed) -> str:
         return ""
     engines = math.ceil(speed.engines * rows / fits.low)
     return f". What would help: {engines:,} such engines in place of {speed.engines}, or shorter answers"
+
+
+def _is_of_time(limit: Limit) -> bool:
+    """Tell whether more engines do more within the limit."""
+    return limit.ended_by in (EndedBy.MAX_HOURS, EndedBy.DONE_BY)
 
 
 def _named(limit: Limit, now: datetime) -> str:

@@ -177,7 +177,7 @@ def conclude(
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     _write(job, job.directory / SUMMARY_FILE, summary.to_json())
     findings = replace(_findings(job, totals), drift=run.drift, advice=_advice(summary, worth_a_try))
-    report = _write_page(job, run, summary, findings)
+    report = _write_page(job, run, summary, findings, stopped_by=None if limit is None else str(limit))
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
     figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
     if findings.accuracy is not None and findings.accuracy.rows:
@@ -189,15 +189,16 @@ def conclude(
     # A job that fails for its errors says so after the report.
     warnings = [] if reason else [tell_high_share(totals.rows, findings.errors)]
     if limit is not None:
-        warnings.append(_limit_line(limit, counts))
+        warnings.append(_limit_line(limit, run.used, counts))
     places = {**({} if report is None else {"Report": str(report)}), "MLflow run": run.tracker.place}
     _finish(job, summary, findings, places, warnings=[text for text in warnings if text])
     return summary, reason
 
 
-def _limit_line(limit: LimitReachedError, counts: RowCounts) -> str:
+def _limit_line(limit: LimitReachedError, used: str, counts: RowCounts) -> str:
     """Return what the last line says of a run that a limit has ended. The report's cost is of a shorter time."""
-    return f"{limit}; {counts.undone:,} of {counts.to_do or 0:,} rows are left. Run the same command again to go on"
+    left = f"{counts.undone:,} of {counts.to_do or 0:,} rows are left"
+    return f"{limit} ({used}); {left}. Run the same command again to go on"
 
 
 def _advice(summary: Summary, worth_a_try: Sequence[Finding]) -> str | None:

@@ -166,6 +166,8 @@ class Run:
         """What the comparison of a canary with the last run came to."""
         self.seconds = 0.0
         """Time from the run's start to its last commit."""
+        self.used = ""
+        """What the run's limits count until its last Spark job of rows has ended, in words."""
         self.prefix_cache_hit_rate: float | None = None
         """As the engines reported it when the last batch ended."""
 
@@ -216,6 +218,7 @@ class Run:
             raise
         finally:
             self.seconds = time.monotonic() - self._started_s
+            self.used = self._limits.used()
         self._look_at_engines()
         return runner.next_chunk
 

@@ -35,6 +35,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--on-error", "ignore"), "on-error is 'ignore'; give 'row'"),
         (("--if-running", "wait"), "if-running is 'wait'; give 'fail'"),
         (("--expect-rows", "5"), "expect-rows is '5'; write it as MINIMUM:MAXIMUM"),
+        (("--max-cost", "200"), "--max-cost needs --price-per-hour"),
+        (("--done-by", "tomorrow"), "done-by is 'tomorrow'; write a time such as 06:00"),
         (("--commit-every", "often"), "commit-every is 'often'; write it as 15m, 900s or 1h"),
         (("--response-format", "/no/such/file"), "response-format '/no/such/file' cannot be read"),
         (
