@@ -10,11 +10,11 @@ from typing import Any
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import IfRunning, JobError, OnError, RowCountError
 from pipemax_spark.executor.questions import Question
-from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.error_limits import ErrorLimits
 from pipemax_spark.request.expected_rows import ExpectedRows
 from pipemax_spark.request.generation import check_pooling
+from pipemax_spark.request.golds import Gold, golds_of
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import is_remote, plain_path
@@ -97,7 +97,8 @@ class JobOptions:
     """Port at which the driver listens for the engines' reports; 0 takes a free one."""
     compact: bool = False
     """Join the output's small files at the end."""
-    gold_column: str | None = None
+    gold_column: str | Mapping[str, str] | None = None
+    """The input's column of right answers; with questions, such a column for some of them, by the question's name."""
     summary: str | None = None
     no_sample: bool = False
     """Keep rows, prompts and outputs out of what is printed and logged."""
@@ -122,15 +123,7 @@ class JobOptions:
             overrides_column=self.overrides_column,
             gold_column=self.gold_column,
         )
-        # A choice itself is compared with the column.
-        if self.gold_column is not None and not self.generation.choice:
-            text = self.generation.response_format
-            properties = load_schema(text).get("properties", {}) if text else {}
-            if self.gold_column not in properties:
-                raise JobError(
-                    f"gold-column {self.gold_column!r} is compared with the property of that name in "
-                    f"--response-format, which has {', '.join(properties) or 'none'}"
-                )
+        golds_of(self.gold_column, self.generation, self.ask)  # raises for what cannot be compared
 
     def _check_incremental(self) -> None:
         if not self.incremental:
@@ -177,8 +170,11 @@ class JobOptions:
             )
         if self.retry_errors and not self.id_columns:
             raise JobError("--retry-errors needs --id-columns if there are several questions (--ask)")
-        if self.gold_column is not None:
-            raise JobError("--gold-column compares one answer, so it cannot be combined with --ask")
+
+    @property
+    def golds(self) -> tuple[Gold, ...]:
+        """What is compared with which column of right answers."""
+        return golds_of(self.gold_column, self.generation, self.ask)
 
     def _check_limits(self) -> None:
         limits = {

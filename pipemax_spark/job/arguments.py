@@ -22,6 +22,7 @@ from pipemax_spark.options import JobOptions, driver_directory
 from pipemax_spark.request.expected_rows import ExpectedRows
 from pipemax_spark.request.formats import is_inline, response_schema
 from pipemax_spark.request.generation import with_task
+from pipemax_spark.request.golds import read_gold_columns
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.questions import asked_of_text, read_questions
 from pipemax_spark.spark.sql import split_names
@@ -364,7 +365,10 @@ OPTIONS: dict[str, Option] = {
     ),
     "gold_column": Option(
         _RUN,
-        "Column of right answers, to compare with the schema's property of the same name, or with the choice.",
+        "Column of right answers, to compare with the schema's property of the same name, or with the choice. With "
+        "--ask: QUESTION=COLUMN, which may be repeated.",
+        cli_type=list[str],
+        read=read_gold_columns,
     ),
     "no_sample": Option(
         _RUN, "Show no rows and quote no prompts or outputs, in the report, in errors and in logs."

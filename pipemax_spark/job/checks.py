@@ -210,7 +210,8 @@ def _named_columns(options: JobOptions) -> dict[str, str]:
     texts = [*placeholders, source.prompt_column, source.query_column, source.image_column]
     kinds: dict[str, str] = {}
     batch = [BATCH_ID, "url"] if options.input_format == BATCH_FORMAT else []
-    for name in [*texts, *options.id_columns, *options.select, options.gold_column, *batch]:
+    golds = [gold.column for gold in options.golds]
+    for name in [*texts, *options.id_columns, *options.select, *golds, *batch]:
         column, *inner = split_names(name or "", ".") or [""]
         if column and column.lower() not in map(str.lower, kinds):
             kinds[column] = f"struct<{quoted('.'.join(inner))}: string>" if inner else "string"
@@ -237,8 +238,7 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
                     f"--batch-output needs the column {name!r} of --input-format {BATCH_FORMAT} in the output"
                 )
     id_columns = tuple(resolve_names(options.id_columns, source.rows.schema))
-    needed = [*id_columns] if options.gold_column is None else [*id_columns, options.gold_column]
-    for name in needed:
+    for name in (*id_columns, *(gold.column for gold in options.golds)):
         resolve_column(name, source.rows.schema)
         if find_field(name, schema) is None:
             raise JobError(f"--select leaves out {name!r}, which the output needs; add it")

@@ -180,8 +180,10 @@ def conclude(
     report = _write_page(job, run, summary, findings, stopped_by=None if limit is None else str(limit))
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
     figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
-    if findings.accuracy is not None and findings.accuracy.rows:
-        figures["accuracy"] = findings.accuracy.right / findings.accuracy.rows
+    for accuracy in findings.accuracies:
+        if accuracy.rows:
+            name = "accuracy" if accuracy.question is None else f"accuracy_{accuracy.question}"
+            figures[name] = accuracy.right / accuracy.rows
     artifacts = [path for name in _ARTIFACTS if (path := job.directory / name).exists()]
     run.tracker.finish("FAILED" if reason else "FINISHED", run.samples, figures, artifacts)
     # A store that was slow at first may have returned its run id only now.

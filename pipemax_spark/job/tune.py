@@ -5,7 +5,6 @@ each setting, and as configured once more. The last one shows how far rates and 
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.trial import Trial, TrialOptions
+from pipemax_spark.report.intervals import share_interval
 from pipemax_spark.report.side_by_side import TriedRow
 from pipemax_spark.report.terminal import Terminal
 
@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 _LOSSY = (("kv_cache_dtype", "fp8"), ("quantization", "fp8"))
 _SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 _REASON_CHARS = 160
-_Z_95 = 1.959964
-"""The normal distribution's quantile for an interval at 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +108,6 @@ def table(base: Answered, again: Answered, results: Sequence[tuple[str, Answered
         "start and the end of these rows, where an engine is not full; more --rows come closer to a table's."
     )
     return [*(f"{name:<{width}}  {text}".rstrip() for name, text in lines), note]
-
-
-def share_interval(equal: int, total: int) -> tuple[float, float]:
-    """Return the interval at 95 % of a share of which ``equal`` of ``total`` were seen (Wilson 1927)."""
-    share, square = equal / total, _Z_95**2 / total
-    centre = (share + square / 2) / (1 + square)
-    half = _Z_95 * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _row(base: Answered, result: Answered | str) -> str:

@@ -13,6 +13,7 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.early_ends import EarlyEnds, early_ends, ends_to_count
+from pipemax_spark.report.quality import AnswerQuality, quality_of, quality_to_count
 from pipemax_spark.rows.annotated import ANNOTATION
 from pipemax_spark.spark.sql import quoted
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _MOST_FIELDS = 12
+_PRINTED_CHOICES, _PRINTED_CHARACTERS = 5, 40
 _LENGTHS = {"prompt_tokens": "prompt tokens", "completion_tokens": "generated tokens"}
 
 
@@ -30,6 +32,18 @@ class Choices:
     name: str
     rows: Mapping[str, int]
     """Choice → rows, the most frequent first."""
+
+    def first(self, number: int) -> tuple[dict[str, int], int, int]:
+        """Return the most frequent choices, how many others there are, and the rows of these."""
+        shown = dict([*self.rows.items()][:number])
+        return shown, len(self.rows) - len(shown), sum(self.rows.values()) - sum(shown.values())
+
+    def fact(self) -> tuple[str, str]:
+        """Return what the report says of it: name and text."""
+        total, (shown, left, rows_left) = sum(self.rows.values()), self.first(_PRINTED_CHOICES)
+        parts = [f"{_on_a_line(choice)} {rows / total:.1%}" for choice, rows in shown.items()]
+        parts += [f"{left:,} others {rows_left / total:.1%}"] if left else []
+        return "Choices", f"{self.name}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +80,18 @@ class Distributions:
 
     choices: Sequence[Choices] = ()
     lengths: Sequence[Lengths] = ()
+    quality: Sequence[AnswerQuality] = ()
+    """Of each column of answers."""
     early_ends: EarlyEnds | None = None
     """None for a run that generated nothing."""
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield what the report says of them: name and text."""
+        yield from (choices.fact() for choices in self.choices)
+        for quality in self.quality:
+            yield from quality.facts()
+        if self.early_ends is not None:
+            yield from self.early_ends.facts()
 
 
 def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
@@ -83,9 +107,10 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
     for name, answer in closed_answers(rows, options).items():
         counted.setdefault(name, answer)
     chosen = dict([*counted.items()][: len(_LENGTHS) + _MOST_FIELDS])
+    other = dict(ends_to_count(rows, options)) | dict(quality_to_count(rows, options))
     pairs = (
         F.struct(F.lit(name).alias("name"), value.cast("string").alias("value"))
-        for name, value in (chosen | dict(ends_to_count(rows, options))).items()
+        for name, value in (chosen | other).items()
     )
     values = rows.select(F.explode(F.array(*pairs)).alias("pair")).where("pair.value IS NOT NULL")
     by_name: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -102,6 +127,7 @@ def distributions_of(rows: "DataFrame", options: JobOptions) -> Distributions:
             for name, label in _LENGTHS.items()
             if by_name[name]
         ],
+        quality=quality_of(rows, options, by_name),
         early_ends=early_ends(rows, options, by_name),
     )
 
@@ -136,3 +162,8 @@ def _closed_fields(
             is_closed = isinstance(kind, dict) and ("enum" in kind or kind.get("type") == "boolean")
             if is_closed and name in parsed:
                 yield f"parsed.{name}", F.col(f"{quoted(column)}.parsed.{quoted(name)}")
+
+
+def _on_a_line(choice: str) -> str:
+    text = " ".join(choice.split())
+    return text if len(text) <= _PRINTED_CHARACTERS else f"{text[: _PRINTED_CHARACTERS - 1]}…"

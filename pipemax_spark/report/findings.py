@@ -1,4 +1,4 @@
-"""Read a run's results from the committed table: totals, errors by code, a sample and accuracy.
+"""Read a run's results from the committed table: totals, errors by code, a sample, accuracy and the worst rows.
 
 This module annotates nothing.
 """
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pipemax_spark.options import JobOptions
+from pipemax_spark.report.accuracy import accuracies_of, is_wrong
 from pipemax_spark.report.distributions import distributions_of
 from pipemax_spark.report.past_runs import past_runs
 from pipemax_spark.report.sampled_rows import RowSampler
-from pipemax_spark.report.summary import Accuracy, Findings
+from pipemax_spark.report.summary import Findings
 from pipemax_spark.rows.annotated import ANNOTATION
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def totals_of_run(table: OutputTable, run_id: str) -> CommittedTotals:
 
 def totals_of_spec(table: OutputTable, spec_hash: str) -> CommittedTotals:
     """Return the totals of all rows under a spec, whichever run has committed them. Reads them once."""
-    return totals_of_rows(table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'"))
+    return totals_of_rows(_rows_of_spec(table, spec_hash))
 
 
 def runs_of_spec(table: OutputTable, spec_hash: str) -> list[str]:
@@ -62,7 +62,7 @@ def runs_of_spec(table: OutputTable, spec_hash: str) -> list[str]:
 
     Run ids begin with the time of the run's start.
     """
-    rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
+    rows = _rows_of_spec(table, spec_hash)
     return sorted((row[0] for row in rows.select(f"{ANNOTATION}.run_id").distinct().collect()), reverse=True)
 
 
@@ -110,15 +110,16 @@ def find_results(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    gold = options.gold_column
-    accuracy = None if gold is None else _accuracy(table, checked.spec.hash, gold)
+    golds = options.golds
+    of_spec = _rows_of_spec(table, checked.spec.hash) if golds else None
+    accuracies = [] if of_spec is None else accuracies_of(of_spec, golds, shows_values=not options.no_sample)
     if totals is None:
-        return Findings(accuracy=accuracy)
+        return Findings(accuracies=accuracies)
     rows = _rows_of_run(table, checked.plan.run_id)
     shown_errors = {code: (n, "" if options.no_sample else text) for code, (n, text) in totals.errors.items()}
     findings = Findings(
         errors=shown_errors,
-        accuracy=accuracy,
+        accuracies=accuracies,
         distributions=distributions_of(rows, options),
         past_runs=past_runs(table),
     )
@@ -131,27 +132,26 @@ def find_results(
     }
     has_answers = totals.rows > totals.rows_error
     sample = sampler.some(f"{ANNOTATION}.error IS NULL", max_rows=_SHOWN_ROWS) if has_answers else []
-    return replace(findings, error_rows=error_rows, sample=sample)
+    if of_spec is not None:
+        of_all = RowSampler(of_spec, options, checked.id_columns)
+        accuracies = [
+            replace(
+                accuracy,
+                worst_rows=of_all.surest(is_wrong(of_spec, gold), gold.answers, max_rows=_SHOWN_ROWS),
+            )
+            for accuracy, gold in zip(accuracies, golds, strict=True)
+        ]
+    return replace(findings, error_rows=error_rows, sample=sample, accuracies=accuracies)
 
 
 def _rows_of_run(table: OutputTable, run_id: str) -> "DataFrame":
     return table.read().where(f"{ANNOTATION}.run_id = '{run_id}'")
 
 
+def _rows_of_spec(table: OutputTable, spec_hash: str) -> "DataFrame":
+    return table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
+
+
 def _fields(rows: "DataFrame") -> list[str]:
     """Return the fields of the annotation, some of which exist only where a job asks for them."""
     return list(rows.select(f"{ANNOTATION}.*").columns)
-
-
-def _accuracy(table: OutputTable, spec_hash: str, gold_column: str) -> Accuracy:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    rows = table.read().where(f"{ANNOTATION}.spec_hash = '{spec_hash}'")
-    # Compare as strings: with ANSI casts, comparing a text column with a number would raise at the first word.
-    gold = F.col(quoted(gold_column)).cast("string")
-    is_parsed = "parsed" in _fields(rows)
-    answer = F.col(f"{ANNOTATION}.parsed.{quoted(gold_column)}" if is_parsed else f"{ANNOTATION}.text")
-    [row] = rows.agg(
-        F.count_if(gold == answer.cast("string")).alias("right"), F.count(F.lit(1)).alias("rows")
-    ).collect()
-    return Accuracy(column=gold_column, right=row["right"], rows=row["rows"])

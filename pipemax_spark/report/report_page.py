@@ -1,9 +1,9 @@
 """Make the page of a run: one HTML file with everything in it, for a browser, a mail or MLflow.
 
 It begins with what the run has done: rows, answers, errors, time and cost, and what the output's last runs have done;
-then come some rows, how the answers are distributed, and where the engines' time went. What there is nothing to say of
-is left out. It loads nothing from elsewhere and runs no script. It knows nothing of how the engines' charts were
-drawn.
+then come some rows, where the answers are wrong, how they are distributed, and where the engines' time went. What there
+is nothing to say of is left out. It loads nothing from elsewhere and runs no script. It knows nothing of how the
+engines' charts were drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
-from pipemax_spark.report.charts import histogram
-from pipemax_spark.report.distributions import Choices, Distributions, Lengths
-from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.page_parts import (
     STYLE,
     breakable,
     duration,
     facts,
     numbers_table,
-    share_bar,
     text_block,
     tiles,
 )
 from pipemax_spark.report.past_runs import PastRun
-from pipemax_spark.report.sampled_rows import SampledAnswer, SampledRow
+from pipemax_spark.report.quality_parts import accuracy_part, distributions_part, drift_part
+from pipemax_spark.report.row_parts import row_part
+from pipemax_spark.report.sampled_rows import SampledRow
 from pipemax_spark.report.summary import Findings, Summary, counted, facts_of, token_rate
 
 _CHARTS = {
@@ -59,8 +57,6 @@ _PARTS = {
 """Part of the time account → its name, its colour, and what to change if it is large."""
 _LARGE_SHARE = 0.1
 _SMALL_SHARE = 0.0005
-_MOST_CHOICES = 24
-_MOST_BINS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +100,11 @@ def report_page(
         _tiles(summary, findings, price_per_hour),
         _about(run),
         _errors(findings),
-        _drift(findings.drift),
+        drift_part(findings.drift),
         _past_runs(findings.past_runs, run.run_id),
         _sample(findings.sample, summary),
-        _distributions(findings.distributions),
+        *map(accuracy_part, findings.accuracies),
+        distributions_part(findings.distributions),
         _engines(summary, charts),
         "<h2>All facts</h2>",
         facts((name.strip(), text) for name, text in all_facts),
@@ -123,12 +120,12 @@ def _tiles(summary: Summary, findings: Findings, price_per_hour: float | None) -
         (f"{answers:,}", "answers"),
         (f"{summary.rows_error:,}", "error rows"),
     ]
-    if findings.accuracy is not None and findings.accuracy.rows:
-        accuracy = findings.accuracy
-        rows = counted(accuracy.rows, "row")  # the output's, with those of earlier runs
-        shown.append(
-            (f"{accuracy.right / accuracy.rows:.1%}", f"of {rows} agree with column {accuracy.column!r}")
-        )
+    for accuracy in findings.accuracies:
+        if accuracy.rows:
+            of_question = "" if accuracy.question is None else f"{accuracy.question}: "
+            rows = counted(accuracy.rows, "row")  # the output's, with those of earlier runs
+            agree = f"{of_question}of {rows} agree with column {accuracy.column!r}"
+            shown.append((f"{accuracy.right / accuracy.rows:.1%}", agree))
     shown.append((duration(summary.seconds), "from the first chunk on"))
     if price_per_hour is not None:
         shown.append((f"{summary.seconds / 3600 * price_per_hour:,.2f}", "cost"))
@@ -158,29 +155,10 @@ def _errors(findings: Findings) -> str:
     for code, (rows, message) in findings.errors.items():
         parts.append(f"<h3 class='bad'>{escape(code)}: {counted(rows, 'row')}</h3>")
         examples = findings.error_rows.get(code, ())
-        parts += map(_row, examples)
+        parts += map(row_part, examples)
         if message and not examples:
             parts.append(text_block("an example", message, is_bad=True))
     return "".join(parts)
-
-
-def _drift(drift: Drift | None) -> str:
-    if drift is None:
-        return ""
-    moved = {comparison.name for comparison in drift.moved}
-    tables = []
-    for comparison in drift.comparisons:
-        rows = [
-            (_cut(group), f"{before:.1%}", f"{now:.1%}")
-            for group, before, now in comparison.changes()[:_MOST_CHOICES]
-        ]
-        verdict = "has changed" if comparison.name in moved else "no change shown"
-        chance = f"{verdict}; a difference like this one by chance alone: {comparison.p_value:.2g}"
-        tables.append(
-            f"<h3{' class=bad' if comparison.name in moved else ''}>{escape(comparison.name)}</h3>"
-            f"<p class='soft'>{escape(chance)}</p>{numbers_table(('', 'earlier run', 'now'), rows)}"
-        )
-    return f"<h2>The canary</h2><p>{escape(str(drift))}</p>{''.join(tables)}"
 
 
 def _past_runs(runs: Sequence[PastRun], run_id: str) -> str:
@@ -218,71 +196,7 @@ def _sample(sample: Sequence[SampledRow], summary: Summary) -> str:
     note = (
         "" if len(sample) >= answers else "<p class='soft'>The first of the table, not drawn at random.</p>"
     )
-    return f"<h2>{title}</h2>{note}{''.join(map(_row, sample))}"
-
-
-def _row(row: SampledRow) -> str:
-    named = [*row.columns.items(), *([] if row.truth is None else [("truth", row.truth)])]
-    head = " · ".join(
-        f"<span class='soft'>{escape(name)}</span> {breakable(_cut(value))}" for name, value in named
-    )
-    prompt = "" if row.prompt is None else text_block("prompt", row.prompt.text, left_out=row.prompt.left_out)
-    answers = "".join(map(_answer, row.answers))
-    pair = f"<div class='pair'>{prompt}<div>{answers}</div></div>" if prompt else answers
-    return f"<div class='row'><div>{head}</div>{pair}</div>"
-
-
-def _answer(answer: SampledAnswer) -> str:
-    name = answer.name
-    if answer.probability is not None:
-        name += f", probability {answer.probability:.2f}"
-    shown = ""
-    if answer.answer is not None:
-        shown = text_block(name, answer.answer.text, left_out=answer.answer.left_out)
-    if answer.error is not None:
-        code, message = answer.error
-        shown += text_block(code, message[:1_000], left_out=max(0, len(message) - 1_000), is_bad=True)
-    return shown
-
-
-def _cut(value: str) -> str:
-    return value if len(value) <= 200 else f"{value[:200]}… ({len(value) - 200:,} more characters)"
-
-
-def _distributions(distributions: Distributions) -> str:
-    if not distributions.choices and not distributions.lengths:
-        return ""
-    lengths = "".join(map(_lengths, distributions.lengths))
-    return (
-        "<h2>How the answers are distributed</h2>"
-        + "".join(map(_choices, distributions.choices))
-        + (f"<div class='charts'>{lengths}</div>" if lengths else "")
-    )
-
-
-def _choices(choices: Choices) -> str:
-    total = sum(choices.rows.values())
-    shown = [*choices.rows.items()][:_MOST_CHOICES]
-    highest = shown[0][1]
-    rows = "".join(
-        f"<tr><td>{breakable(_cut(choice))}</td><td class='n'>{rows:,}</td><td class='n'>{rows / total:.1%}</td>"
-        f"<td>{share_bar(rows / highest)}</td></tr>"
-        for choice, rows in shown
-    )
-    left = len(choices.rows) - len(shown)
-    rest = f"<p class='soft'>and {counted(left, 'other choice')}</p>" if left else ""
-    return f"<h3>{escape(choices.name)}</h3><table>{rows}</table>{rest}"
-
-
-def _lengths(lengths: Lengths) -> str:
-    low, high = min(lengths.rows), max(lengths.rows)
-    if low == high:
-        text = f"{low:,} in each row"
-    else:
-        text = f"median {lengths.quantile(0.5):,}, 95 % of the rows up to {lengths.quantile(0.95):,}, at most {high:,}"
-    bins = lengths.bins(_MOST_BINS)
-    chart = f"<div class='chart'>{histogram(lengths.name, bins)}</div>" if len(bins) > 1 else ""
-    return f"<div><h3>{escape(lengths.name.capitalize())}</h3><p>{escape(text)}</p>{chart}</div>"
+    return f"<h2>{title}</h2>{note}{''.join(map(row_part, sample))}"
 
 
 def _engines(summary: Summary, charts: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipemax_spark.report.accuracy import Accuracy
 from pipemax_spark.report.distributions import Distributions
 from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.engine_rates import describe_engine, describe_replica
@@ -126,15 +127,6 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accuracy:
-    """The agreement of the answers with a column of right answers."""
-
-    column: str
-    right: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """Results that the committed table shows beyond the summary."""
 
@@ -147,7 +139,8 @@ class Findings:
     distributions: Distributions = field(default_factory=Distributions)
     past_runs: Sequence[PastRun] = ()
     """The last runs that the output holds rows of, this one among them, the latest first; empty for a first run."""
-    accuracy: Accuracy | None = None
+    accuracies: Sequence[Accuracy] = ()
+    """One, or of each question that has a column of right answers."""
     drift: Drift | None = None
     advice: str | None = None
     """A change that would make the next run faster."""
@@ -197,16 +190,9 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
             )
         )
     facts += [*_still_to_do(summary), *_canary(findings)]
-    if (accuracy := findings.accuracy) is not None and accuracy.rows:
-        facts.append(
-            (
-                "Accuracy",
-                f"{accuracy.right / accuracy.rows:.1%}: {accuracy.right:,} of {accuracy.rows:,} rows agree with column "
-                f"{accuracy.column!r}",
-            )
-        )
-    if findings.distributions.early_ends is not None:
-        facts += findings.distributions.early_ends.facts()
+    for accuracy in findings.accuracies:
+        facts += accuracy.facts()
+    facts += findings.distributions.facts()
     if summary.rows_out:
         thinking = (
             "" if summary.reasoning_tokens is None else f", {summary.reasoning_tokens:,} of them for thinking"
@@ -309,7 +295,7 @@ def _sample_table(sample: Sequence[SampledRow]) -> Table:
     )
     shown = [
         dict(row.columns)
-        | ({} if row.truth is None else {"truth": row.truth})
+        | dict(row.truths)
         | {name: text for answer in row.answers for name, text in _cells(answer).items()}
         for row in sample
     ]

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import JobStats
+from pipemax_spark.report.accuracy import Accuracy
 from pipemax_spark.report.charts import TimeAxis, charts_of
 from pipemax_spark.report.distributions import Choices, Distributions, Lengths
 from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
@@ -21,7 +22,7 @@ from pipemax_spark.report.past_runs import PastRun, started_at
 from pipemax_spark.report.report_page import RunFacts, report_page
 from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
 from pipemax_spark.report.samples import SHOWN_METRICS, run_metric, total_metric
-from pipemax_spark.report.summary import Accuracy, Findings, Summary, print_report
+from pipemax_spark.report.summary import Findings, Summary, print_report
 from tests.browser import needs_browser, open_page
 from tests.fakes.server_reports import server_report
 
@@ -58,12 +59,12 @@ def sampled(number: int, *, error: tuple[str, str] | None = None) -> SampledRow:
     )
     prompt = Excerpt(text=f"{SCRIPT} prompt {number} " + "of several words " * 50, left_out=4_321)
     return SampledRow(
-        columns={"id": f"{number}", SCRIPT: SCRIPT}, truth=SCRIPT, prompt=prompt, answers=[answer]
+        columns={"id": f"{number}", SCRIPT: SCRIPT}, truths={"truth": SCRIPT}, prompt=prompt, answers=[answer]
     )
 
 
 FINDINGS = Findings(
-    accuracy=Accuracy(column="section", right=819, rows=1_000),
+    accuracies=[Accuracy(column="section", right=819, rows=1_000)],
     errors={"response_format": (2, "not <b>JSON</b>")},
     error_rows={"response_format": [sampled(0, error=("response_format", "not <b>JSON</b>"))]},
     sample=[sampled(number) for number in range(1, 11)],
@@ -255,7 +256,7 @@ def test_the_printed_report_is_eight_lines_and_begins_with_rows_seconds_and_the_
         time_account_s={"start_up": 23.0, "prefill": 6.0, "drain": 1.0},
         drain_at_full_rate_s=0.5,
     )
-    findings = Findings(accuracy=Accuracy(column="section", right=1_821, rows=2_223))
+    findings = Findings(accuracies=[Accuracy(column="section", right=1_821, rows=2_223)])
     printed = StringIO()
     places = {"Report": "report.html", "MLflow run": "1234", "Logs": "logs"}
     print_report(Console(file=printed, width=80), summary, findings, places, price_per_hour=None)

@@ -1,9 +1,8 @@
 """What ``pipemax tune`` prints: rates, equal answers with their interval, and lines for an engine config."""
 
-import pytest
 import yaml
 
-from pipemax_spark.job.tune import Answered, share_interval, table, variants
+from pipemax_spark.job.tune import Answered, table, variants
 from pipemax_spark.report.side_by_side import TriedRow
 
 
@@ -35,19 +34,6 @@ def test_rates_equal_answers_and_reasons_stand_behind_the_lines_of_a_config() ->
     assert lines[3].endswith("  not here: no such GPU")
     assert by_name["(none, again)"][2:6] == ["0.6", "1.25", "100.0%", "(51.0%"]
     assert "by a factor of 1.25" in lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("equal", "total", "interval"),
-    [
-        (0, 10, (0.0, 0.2775)),
-        (5, 10, (0.2366, 0.7634)),
-        (297, 300, (0.9710, 0.9966)),
-        (300, 300, (0.9874, 1.0)),
-    ],
-)
-def test_the_interval_of_a_share_is_wilsons(equal: int, total: int, interval: tuple[float, float]) -> None:
-    assert share_interval(equal, total) == pytest.approx(interval, abs=1e-4)
 
 
 def test_each_variant_is_the_config_with_the_line_that_is_shown() -> None:
