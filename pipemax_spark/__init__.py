@@ -12,6 +12,7 @@ from pipemax import __version__ as __version__
 if TYPE_CHECKING:
     from pipemax_spark.engines.stop import stop_engines as stop_engines
     from pipemax_spark.table import annotate_table as annotate_table
+    from pipemax_spark.table import compare_prompts as compare_prompts
     from pipemax_spark.transform import annotate as annotate
     from pipemax_spark.udf import pipemax_udf as pipemax_udf
     from pipemax_spark.udf import register as register
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "annotate": "transform",
     "annotate_table": "table",
+    "compare_prompts": "table",
     "pipemax_udf": "udf",
     "register": "udf",
     "stop_engines": "engines.stop",

@@ -1,40 +1,37 @@
-"""``pipemax annotate``, ``try`` and ``tune``: read the command line, run it, and turn failures into exit codes.
+"""``pipemax annotate``, ``try``, ``tune``, ``compare``: read the command line, run it, turn failures into exit codes.
 
 Exit codes: 0 done, 1 failed while running, 2 an error in the call or the input that the user can fix, 3 ended by a
 limit on cost, time or tokens, 4 by its canary, 130 interrupted.
 ``docs/guide/ends.md`` lists every end.
 """
 
-import contextlib
-import inspect
 import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from pipemax.plain_help import PlainCommand, PlainTyper
 from pipemax.removed import explain_option
-from pipemax.wire import PACKAGE_VERSION, GenerationSpec
 from pipemax_spark.errors import CanaryError, JobError, failure_text, is_interrupt
-from pipemax_spark.job.arguments import OPTIONS, Option, job_options, log_directory, log_handler
+from pipemax_spark.job.arguments import OPTIONS, job_options, log_directory, log_handler
+from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
 from pipemax_spark.job.limits import LIMITS
-from pipemax_spark.job.trial import UNUSED, TrialOptions, run_trial
+from pipemax_spark.job.parameters import command_parameters
+from pipemax_spark.job.trial import UNUSED, TrialOptions, asked_template, run_trial
 from pipemax_spark.job.tune import run_tuning
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.lossy_stream import drop_unwritten, lossy
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.argument_types import takes
-from pipemax_spark.request.prompts import PromptSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
 app = PlainTyper()
 try_app = PlainTyper()
 tune_app = PlainTyper()
+compare_app = PlainTyper()
 log = logging.getLogger(__name__)
 
 _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
@@ -50,62 +48,8 @@ _Table = Annotated[
     str | None, typer.Argument(metavar="INPUT", help="The input; the same as --input.", show_default=False)
 ]
 _LIMIT_REACHED, _CANARY_MOVED = 3, 4
+_Work = Callable[["SparkSession", Terminal], object]
 _RESUME = "Finished chunks are committed; run the same command again to continue."
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"pipemax {PACKAGE_VERSION}")
-        raise typer.Exit
-
-
-def _parameters(*, optional: Collection[str] = (), hidden: Collection[str] = ()) -> list[inspect.Parameter]:
-    """Return the command's parameters: ``OPTIONS``, which fill the fields of a job's options, and ``--version``.
-
-    Those of ``optional`` are None if they are not given, and ``--help`` leaves out those of ``hidden``.
-    """
-    kinds = (JobOptions, PromptSource, GenerationSpec)
-    types = {name: kind for owner in kinds for name, kind in get_type_hints(owner).items()}
-    defaults = {field.name: field.default for kind in kinds for field in fields(kind)}
-
-    def parameter(name: str, option: Option) -> inspect.Parameter:
-        is_flag = option.cli_type is None and types[name] is bool
-        declared = typer.Option(
-            *([f"--{name.replace('_', '-')}"] if is_flag else []),
-            help=option.help,
-            rich_help_panel=option.panel,
-            hidden=name in hidden,
-            **option.typer,
-        )
-        default = defaults.get(name, MISSING)
-        kind = types[name] if option.cli_type is None else option.cli_type | None
-        if option.cli_type is not None:
-            default = None if option.show is None else option.show(default)
-        if name in optional:
-            default, kind = None, kind | None
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[kind, declared],
-        )
-
-    version = typer.Option(
-        "--version",
-        callback=_print_version,
-        is_eager=True,
-        help="Print the version.",
-        rich_help_panel=OPTIONS["dry_run"].panel,
-    )
-    return [
-        *(parameter(name, option) for name, option in OPTIONS.items()),
-        inspect.Parameter(
-            "version",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False,
-            annotation=Annotated[bool, version],
-        ),
-    ]
 
 
 class _Annotate(PlainCommand):
@@ -120,7 +64,7 @@ class _Annotate(PlainCommand):
 
 
 @app.command(cls=_Annotate)
-@takes(_parameters())
+@takes(command_parameters())
 def annotate(**arguments: Any) -> None:
     r"""Annotate every row of a table with a language model, through Spark.
 
@@ -145,7 +89,7 @@ def annotate(**arguments: Any) -> None:
 
 
 @try_app.command(name="try", cls=_Annotate)
-@takes(_parameters(optional=_OPTIONAL, hidden=_HIDDEN))
+@takes(command_parameters(optional=_OPTIONAL, hidden=_HIDDEN))
 def try_prompt(
     table: _Table = None,
     rows: Annotated[
@@ -166,21 +110,15 @@ def try_prompt(
     """
     del arguments["version"]
 
-    def work(options: TrialOptions, terminal: Terminal, spark: "SparkSession") -> None:
-        read = OPTIONS["template"].read
-        assert read is not None, "a template's line breaks are read"
+    def prepared(job: JobOptions) -> _Work:
+        options = TrialOptions(job=job, rows=rows, once=once)
+        return lambda spark, terminal: run_trial(spark, options, terminal, lambda: asked_template(terminal))
 
-        def next_template() -> str | None:
-            text = _asked(terminal)
-            return None if text is None else str(read(text))
-
-        run_trial(spark, options, terminal, next_template)
-
-    _on_first_rows("try", table, arguments, work, rows=rows, once=once)
+    _on_some_rows("try", table, arguments, prepared)
 
 
 @tune_app.command(name="tune", cls=_Annotate)
-@takes(_parameters(optional=_OPTIONAL, hidden=_HIDDEN))
+@takes(command_parameters(optional=_OPTIONAL, hidden=_HIDDEN))
 def tune(
     table: _Table = None,
     rows: Annotated[
@@ -198,26 +136,64 @@ def tune(
           --template "Summarise: {body}"
     """
     del arguments["version"]
-    _on_first_rows(
-        "tune",
-        table,
-        arguments,
-        lambda options, terminal, spark: run_tuning(spark, options, terminal),
-        rows=rows,
-        once=True,
-    )
+
+    def prepared(job: JobOptions) -> _Work:
+        options = TrialOptions(job=job, rows=rows, once=True)
+        return lambda spark, terminal: run_tuning(spark, options, terminal)
+
+    _on_some_rows("tune", table, arguments, prepared)
 
 
-def _on_first_rows(
+@compare_app.command(name="compare", cls=_Annotate)
+@takes(
+    command_parameters(optional=_OPTIONAL, hidden=(UNUSED - COMPARED) | {"prompt_column", "messages_column"})
+)
+def compare(
+    table: _Table = None,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(help="Prompt with {column} placeholders; give two.", show_default=False),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, max=10_000, help="How many rows to draw.")] = DEFAULT_ROWS,
+    draw_seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
+    page: Annotated[
+        str, typer.Option(help="File for the page of rows that differ; '' writes none.")
+    ] = "compare.html",
+    **arguments: Any,
+) -> None:
+    r"""Compare two prompts on the same rows of a table: where answers differ, which is right, and what each costs.
+
+    One engine on this machine answers the rows under both, and ends. Nothing is written but the page.
+
+      pipemax compare tickets.parquet --model org/name --choice bug --choice praise \
+          --template "Is this praise? {body}" --template "{body}\nBug or praise?" \
+          --gold-column label
+    """
+    del arguments["version"]
+    read = OPTIONS["template"].read or str
+
+    def prepared(job: JobOptions) -> _Work:
+        options = CompareOptions(
+            job=job, other_template=second, rows=rows, draw_seed=draw_seed, page=page or None
+        )
+        return lambda spark, terminal: run_comparison(spark, options, terminal)
+
+    try:
+        first, second = (read(text) for text in two_templates(template or ()))
+    except JobError as error:
+        raise typer.BadParameter(str(error)) from error
+    _on_some_rows("compare", table, {"template": first, **arguments}, prepared, unused=UNUSED - COMPARED)
+
+
+def _on_some_rows(
     name: str,
     table: str | None,
     arguments: dict[str, Any],
-    work: Callable[[TrialOptions, Terminal, "SparkSession"], None],
+    prepared: Callable[[JobOptions], _Work],
     *,
-    rows: int,
-    once: bool,
+    unused: frozenset[str] = UNUSED,
 ) -> None:
-    """Do a command's work on the first rows of an input, on this machine; its logs go once it has succeeded."""
+    """Do a command's work on some rows of an input, on this machine; its logs go once it has succeeded."""
     if table is not None and arguments["input"] not in (None, table):
         raise typer.BadParameter(f"the input is {table!r}, and --input is {arguments['input']!r}; give one")
     arguments["input"] = table or arguments["input"]
@@ -227,17 +203,17 @@ def _on_first_rows(
     logs = Path(log_dir or tempfile.mkdtemp(prefix=f"pipemax-{name}-")).absolute()
 
     def run() -> None:
-        ignored = [option for option in arguments if option in UNUSED and arguments[option] is not None]
-        used = {option: value for option, value in arguments.items() if option not in UNUSED}
+        ignored = [option for option in arguments if option in unused and arguments[option] is not None]
+        used = {option: value for option, value in arguments.items() if option not in unused}
         session = _sessions(f"pipemax-{name}", logs, on_this_machine=True)
-        options = TrialOptions(job=_read_options({**used, "output": ""}, logs, session), rows=rows, once=once)
+        work = prepared(_read_options({**used, "output": ""}, logs, session))
         terminal = Terminal.standard()
         if ignored:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in ignored)
-            terminal.say("Ignored", f"{names}: {name} writes nothing and takes the first rows as they come")
+            terminal.say("Ignored", f"{names}: {name} writes no table and answers some rows only")
         with terminal.doing("starting Spark"):
             spark = session()
-        work(options, terminal, spark)
+        work(spark, terminal)
         _stop(spark)
 
     code = 1
@@ -248,24 +224,6 @@ def _on_first_rows(
         if log_dir is None and code in (0, 2):
             shutil.rmtree(logs, ignore_errors=True)
         drop_unwritten()
-
-
-def _asked(terminal: Terminal) -> str | None:
-    """Ask for a template until there is one that is not blank, and return it; None at the end of standard input."""
-    is_typed = sys.stdin is not None and sys.stdin.isatty()
-    if is_typed:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - lets the line be edited, and earlier ones be recalled
-        terminal.say("", "Another template, such as 'Summarise: {body}'? Ctrl-D ends.")
-    while True:
-        try:
-            line = input("> " if is_typed else "")
-        except (EOFError, RuntimeError):  # RuntimeError: the process began without a standard input
-            return None
-        if line.strip():
-            if not is_typed:
-                terminal.say("Template", line)
-            return line
 
 
 def _read_options(
@@ -372,9 +330,11 @@ def _log_to_file(directory: Path) -> None:
 def pipemax() -> None:
     """Run the command ``pipemax``. ``pipemax annotate`` is ``pipemax-annotate``.
 
-    Neither it nor ``pipemax try`` and ``tune`` load anything of the engine.
+    Neither it nor ``pipemax try``, ``tune`` and ``compare`` load anything of the engine.
     """
-    commands = {"annotate": app, "try": try_app, "tune": tune_app}.get("".join(sys.argv[1:2]))
+    commands = {"annotate": app, "try": try_app, "tune": tune_app, "compare": compare_app}.get(
+        "".join(sys.argv[1:2])
+    )
     if commands is not None:
         main(f"pipemax {sys.argv.pop(1)}", commands)
     else:
@@ -393,5 +353,6 @@ def command() -> typer.Typer:
     app.command("annotate", rich_help_panel=panel)(annotate)
     app.command("try", rich_help_panel=panel)(try_prompt)
     app.command("tune", rich_help_panel=panel)(tune)
-    app.registered_commands = [*app.registered_commands[-3:], *app.registered_commands[:-3]]
+    app.command("compare", rich_help_panel=panel)(compare)
+    app.registered_commands = [*app.registered_commands[-4:], *app.registered_commands[:-4]]
     return app

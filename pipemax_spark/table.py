@@ -1,8 +1,10 @@
-"""``annotate_table``: the resumable job from Python, for notebooks and schedulers that have a Spark session."""
+"""``annotate_table`` and ``compare_prompts``: the commands from Python, for notebooks and schedulers with a session."""
 
 import inspect
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -19,7 +21,10 @@ from pipemax_spark.job.arguments import (
     log_handler,
     read_engine,
 )
+from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
+from pipemax_spark.job.trial import UNUSED
 from pipemax_spark.options import JobOptions
+from pipemax_spark.report.comparison import Comparison
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.argument_types import checks_arguments, takes_fields
@@ -54,26 +59,27 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return function
 
 
+_TYPES: Mapping[str, Any] = {
+    "id_columns": Sequence[str] | str,
+    "select": Sequence[str] | str,
+    "allow_image_urls": Sequence[str] | str,
+    "commit_every": timedelta | str,
+    "on_error": str,
+    "bad_lines": str,
+    "if_running": str,
+    "expect_rows": Sequence[int | None] | str | None,
+    "done_by": datetime | str | None,
+    "summary": str | os.PathLike[str] | None,
+    "chat_template_kwargs": TemplateVariables,
+    "response_format": ResponseFormat,
+    "ask": Mapping[str, Any],
+}
+"""Types of arguments that differ from their fields'."""
+
+
 @checks_arguments
 @_describes_options
-@takes_fields(
-    JobOptions,
-    PromptSource,
-    GenerationSpec,
-    id_columns=Sequence[str] | str,
-    select=Sequence[str] | str,
-    allow_image_urls=Sequence[str] | str,
-    commit_every=timedelta | str,
-    on_error=str,
-    bad_lines=str,
-    if_running=str,
-    expect_rows=Sequence[int | None] | str | None,
-    done_by=datetime | str | None,
-    summary=str | os.PathLike[str] | None,
-    chat_template_kwargs=TemplateVariables,
-    response_format=ResponseFormat,
-    ask=Mapping[str, Any],
-)
+@takes_fields(JobOptions, PromptSource, GenerationSpec, **_TYPES)
 def annotate_table(
     spark: "SparkSession",
     *,
@@ -102,31 +108,89 @@ def annotate_table(
     JVM.
     """
     check_session(spark)
-    arguments = {name: value for name, value in options.items() if value is not None}
-    if missing := {"input", "output"} - arguments.keys():
+    if missing := {"input", "output"} - {name for name, value in options.items() if value is not None}:
         raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
-    values = {name: _field_value(name, value) for name, value in arguments.items()}
-    logs = log_directory(log_dir, values["output"])
-    job = job_options(
-        generation_values(values)
-        | {"engine": _engine(engine, spark), "model": model, "json_whitespace": json_whitespace},
-        log_dir=logs,
+    logs = log_directory(log_dir, options["output"])
+    engines = {"engine": _engine(engine, spark), "model": model, "json_whitespace": json_whitespace}
+    job = _job_of(options, engines, logs)
+    terminal = Terminal.standard()
+    advice = "Finished chunks are committed; make the same call again to continue."
+    with _logs_to(logs), _failures_told(terminal, logs, advice):
+        return AnnotationJob(spark, job, terminal).run()
+
+
+@checks_arguments
+@_describes_options
+@takes_fields(
+    JobOptions,
+    PromptSource,
+    GenerationSpec,
+    without=(UNUSED - COMPARED) | {"template", "prompt_column", "messages_column", "log_dir"},
+    **_TYPES,
+)
+def compare_prompts(
+    spark: "SparkSession",
+    *,
+    templates: Sequence[str],
+    rows: int = DEFAULT_ROWS,
+    draw_seed: int = 0,
+    page: str | os.PathLike[str] | None = None,
+    model: str | None = None,
+    engine: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    json_whitespace: str | None = None,
+    **options: Any,
+) -> Comparison:
+    """Answer the same rows of a table under two templates, print what differs and costs, and return the comparison.
+
+    ``rows`` are drawn by the rows' content and ``draw_seed``: the same ones at each call. One engine answers them under
+    both templates; then this session's engines end. No table is written, and only with ``page`` a file, the page of the
+    rows that differ. The other options are those of ``annotate_table``; ``gold_column`` adds which of the two is right,
+    ``price_per_hour`` the cost, ``id_columns`` the names of rows.
+
+    Raise ``JobError``, a ``ValueError``, for errors that the caller can fix, and ``JobFailedError`` if the engine
+    fails. The session must be a classic one.
+    """
+    check_session(spark)
+    if options.get("input") is None:
+        raise TypeError("compare_prompts() needs input")
+    template, other_template = two_templates(templates)
+    logs = Path(tempfile.mkdtemp(prefix="pipemax-compare-"))
+    engines = {"engine": _engine(engine, spark), "model": model, "json_whitespace": json_whitespace}
+    job = _job_of({**options, "output": "", "template": template}, engines, logs)
+    compared = CompareOptions(
+        job=job,
+        other_template=other_template,
+        rows=rows,
+        draw_seed=draw_seed,
+        page=None if page is None else os.fspath(page),
     )
     terminal = Terminal.standard()
-    with _logs_to(logs):
-        try:
-            return AnnotationJob(spark, job, terminal).run()
-        except (JobError, JobFailedError):
+    with _logs_to(logs), _failures_told(terminal, logs, "Nothing was written."):
+        comparison = run_comparison(spark, compared, terminal)
+    shutil.rmtree(logs, ignore_errors=True)
+    return comparison
+
+
+def _job_of(options: Mapping[str, Any], engines: Mapping[str, Any], logs: Path) -> JobOptions:
+    """Return the job's options; those that are None are not given."""
+    values = {name: _field_value(name, value) for name, value in options.items() if value is not None}
+    return job_options({**generation_values(values), **engines}, log_dir=logs)
+
+
+@contextmanager
+def _failures_told(terminal: Terminal, logs: Path, advice: str) -> Iterator[None]:
+    """Raise ``JobFailedError`` for what fails while it runs, and ``KeyboardInterrupt`` for what interrupts it."""
+    try:
+        yield
+    except (JobError, JobFailedError):
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            terminal.say("", f"Interrupted. {advice}")
+            raise KeyboardInterrupt from error
+        if not isinstance(error, Exception):
             raise
-        except BaseException as error:
-            if is_interrupt(error):
-                terminal.say(
-                    "", "Interrupted. Finished chunks are committed; make the same call again to continue."
-                )
-                raise KeyboardInterrupt from error
-            if not isinstance(error, Exception):
-                raise
-            raise JobFailedError(f"{failure_text(error)}. Details: {logs}") from error
+        raise JobFailedError(f"{failure_text(error)}. Details: {logs}") from error
 
 
 def _field_value(name: str, value: Any) -> Any:

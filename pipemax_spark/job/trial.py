@@ -1,11 +1,14 @@
 """``pipemax try``: answer the first rows of an input, by one engine, under one prompt after the other.
 
-The prompts are rendered, and the rows annotated, by the code of the job. Nothing is written but logs. The input's other
-rows are not read, so what is wrong with them stays unknown here: the job, and its dry run, check the whole input.
+The prompts are rendered, and the rows annotated, by the code of the job. Nothing is written but logs. Of the input's
+other rows nothing is checked, so what is wrong with them stays unknown here: the job, and its dry run, check all.
+``tune`` and ``compare`` answer rows by the same ``Trial``.
 """
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,15 +16,17 @@ from pipemax_spark.engines.stop import stop_engines
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.early_start import BeginLoading
 from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.arguments import OPTIONS
 from pipemax_spark.job.checks import check_engine, input_of
 from pipemax_spark.job.job import EngineCall, new_run_id
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import JobOptions
+from pipemax_spark.report.accuracy import Compared
 from pipemax_spark.report.sampled_rows import answer_of
 from pipemax_spark.report.side_by_side import TriedRow, print_rows
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.columns import prompt_text
-from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.prompts import PromptSource, resolve_names
 from pipemax_spark.rows.annotated import ANNOTATION, annotate_requests, annotated_schema
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.spark.sql import quoted
@@ -42,6 +47,8 @@ UNUSED = frozenset(
 )
 """Options of the job that have no meaning here: they are about the output, the whole table, or the run."""
 _NUMBER, _PROMPT, _COMPLETED = "pipemax number", "pipemax prompt", "pipemax completed"
+_IDS, _TRUTHS = "pipemax ids", "pipemax truths"
+_NOT_HASHED = ("map<", "variant", "interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,26 @@ def with_template(source: PromptSource, template: str | None) -> PromptSource | 
     return replace(source, prompt_column=None, messages_column=None, template=template)
 
 
+def asked_template(terminal: Terminal) -> str | None:
+    """Ask for a template until there is one that is not blank, and return it; None at the end of standard input."""
+    read = OPTIONS["template"].read
+    assert read is not None, "a template's line breaks are read"
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
+    if is_typed:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - lets the line be edited, and earlier ones be recalled
+        terminal.say("", "Another template, such as 'Summarise: {body}'? Ctrl-D ends.")
+    while True:
+        try:
+            line = input("> " if is_typed else "")
+        except (EOFError, RuntimeError):  # RuntimeError: the process began without a standard input
+            return None
+        if line.strip():
+            if not is_typed:
+                terminal.say("Template", line)
+            return str(read(line))
+
+
 class Trial:
     """The first rows of an input, and the engine that answers them, which ends with the context."""
 
@@ -103,16 +130,30 @@ class Trial:
     @classmethod
     def of_first_rows(cls, spark: "SparkSession", options: TrialOptions, terminal: Terminal) -> Self:
         """Read the rows. Raise ``JobError`` if the input cannot be read or has none."""
-        job = replace(options.job, compute_each=True)
-        call = EngineCall(spark=spark, options=job, terminal=terminal, run_id=new_run_id())
+        call = _call(spark, options.job, terminal)
         with terminal.doing("reading the first rows"):
             source = _read(call)
             rows, num_rows = _first_rows(source.rows, options.rows)
-        condition = "" if job.where is None else f" where {job.where}"
-        if not num_rows:
-            raise JobError(f"input {source.name!r} has no rows{condition}")
-        terminal.say("Input", f"{source.description}: the first {num_rows:,} rows{condition}")
+        _say_input(call, source, num_rows, f"the first {num_rows:,} rows")
         return cls(call, rows, num_rows)
+
+    @classmethod
+    def of_drawn_rows(
+        cls, spark: "SparkSession", job: JobOptions, terminal: Terminal, *, rows: int, seed: int
+    ) -> "tuple[Self, int]":
+        """Draw so many rows, the same ones for the same table and seed, and count the input's. Reads all of it.
+
+        Raise ``JobError`` if the input cannot be read, has none, or lacks a column of ids or of right answers.
+        """
+        call = _call(spark, job, terminal)
+        with terminal.doing("drawing rows"):
+            source = _read(call)
+            golds = [gold.column for gold in job.golds]
+            resolve_names([*job.id_columns, *golds], source.rows.schema)
+            rows_in = source.rows.count()
+            drawn, num_rows = _first_rows(in_drawn_order(source.rows, seed), rows)
+        _say_input(call, source, num_rows, f"{num_rows:,} of {rows_in:,} rows, drawn with seed {seed}")
+        return cls(call, drawn, num_rows), rows_in
 
     def with_engine(self, engine: Mapping[str, Any]) -> Self:
         """Return a trial of the same rows with an engine of this config, which has not been started."""
@@ -147,12 +188,11 @@ class Trial:
         try:
             with self._call.terminal.doing("waiting for the answers"):
                 began_unix_s, began_s = time.time(), time.monotonic()
-                collected = _annotated(requests, plan)
+                collected = _annotated(requests, plan, self._call.options)
                 seconds = time.monotonic() - began_s
         finally:
             spark.sparkContext.removeJobTag(self._call.run_id)
-        names = [question.name for question in self._call.options.ask]
-        return [_tried(row, names, began_unix_s=began_unix_s) for row in collected], seconds
+        return [_tried(row, self._call.options, began_unix_s=began_unix_s) for row in collected], seconds
 
     def _loaded(self, source: PromptSource) -> TaskPlan:
         """Return the plan of the tasks, after checking and loading the engine if that has not been done."""
@@ -181,6 +221,20 @@ class Trial:
         return self._plan
 
 
+def _call(spark: "SparkSession", job: JobOptions, terminal: Terminal) -> EngineCall:
+    options = replace(job, compute_each=True)
+    return EngineCall(spark=spark, options=options, terminal=terminal, run_id=new_run_id())
+
+
+def _say_input(call: EngineCall, source: Source, num_rows: int, which_rows: str) -> None:
+    """Say which rows are answered. Raise ``JobError`` if there are none."""
+    where = call.options.where
+    condition = "" if where is None else f" where {where}"
+    if not num_rows:
+        raise JobError(f"input {source.name!r} has no rows{condition}")
+    call.terminal.say("Input", f"{source.description}: {which_rows}{condition}")
+
+
 def _read(call: EngineCall) -> Source:
     """Return the input with the rows that ``--where`` selects, without the lines of text files that are no rows."""
     source = input_of(call)
@@ -205,8 +259,26 @@ def _first_rows(rows: "DataFrame", num_rows: int) -> "tuple[DataFrame, int]":
     return DataFrame(kept, spark), int(first.size())
 
 
-def _annotated(requests: "DataFrame", plan: TaskPlan) -> "list[Row]":
-    """Return the rows' answers in the order of the rows, each with its prompt and the instant of its completion."""
+def in_drawn_order(rows: "DataFrame", seed: int) -> "DataFrame":
+    """Return the rows in an order that depends on their content and on the seed, and not on files or partitions.
+
+    Columns whose type Spark cannot hash, such as maps, do not matter for it.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    hashed = [
+        quoted(column.name)
+        for column in rows.schema.fields
+        if not any(kind in column.dataType.simpleString() for kind in _NOT_HASHED)
+    ]
+    return rows.orderBy(F.xxhash64(F.lit(seed), *hashed))
+
+
+def _annotated(requests: "DataFrame", plan: TaskPlan, options: JobOptions) -> "list[Row]":
+    """Return the rows' answers in the order of the rows, each with its prompt and the instant of its completion.
+
+    They come with their ids, and with the right answers and whether these were the answers.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     numbered = requests.coalesce(1).withColumns(
@@ -215,13 +287,19 @@ def _annotated(requests: "DataFrame", plan: TaskPlan) -> "list[Row]":
     done = annotate_requests(numbered, plan)
     answers = [question.name for question in plan.questions]
     completed = F.unix_micros(f"{ANNOTATION}.completed_at").alias(_COMPLETED)
-    shown = done.select(quoted(_NUMBER), quoted(_PROMPT), *map(quoted, answers), ANNOTATION, completed)
+    ids = F.array(*(F.col(quoted(name)).cast("string") for name in options.id_columns)).alias(_IDS)
+    compared = [Compared.of(done, gold) for gold in options.golds]
+    truths = F.array(*(F.struct(one.gold.alias("gold"), one.is_right.alias("is_right")) for one in compared))
+    shown = done.select(
+        *map(quoted, (_NUMBER, _PROMPT, *answers, ANNOTATION)), completed, ids, truths.alias(_TRUTHS)
+    )
     return sorted(shown.collect(), key=lambda row: int(row[_NUMBER]))
 
 
-def _tried(row: "Row", questions: Iterable[str], *, began_unix_s: float) -> TriedRow:
+def _tried(row: "Row", options: JobOptions, *, began_unix_s: float) -> TriedRow:
     annotation = row[ANNOTATION]
-    names = list(questions) or [ANNOTATION]
+    names = [question.name for question in options.ask] or [ANNOTATION]
+    truths = zip(options.golds, row[_TRUTHS], strict=True)
     answers = {name: answer_of(row[name])[1] for name in names}
     errors = {name: row[name]["error"] for name in names if row[name]["error"] is not None}
     is_cut = any("finish_reason" in row[name] and row[name]["finish_reason"] == "length" for name in names)
@@ -234,4 +312,11 @@ def _tried(row: "Row", questions: Iterable[str], *, began_unix_s: float) -> Trie
         completion_tokens=(annotation["completion_tokens"] or 0) if "completion_tokens" in annotation else 0,
         seconds=max(0.0, row[_COMPLETED] / 1e6 - began_unix_s),
         is_cut=is_cut,
+        ids={
+            name: "" if value is None else value
+            for name, value in zip(options.id_columns, row[_IDS], strict=True)
+        },
+        truths={
+            gold.answers: (one["gold"], one["is_right"]) for gold, one in truths if one["gold"] is not None
+        },
     )

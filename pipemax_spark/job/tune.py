@@ -13,7 +13,7 @@ from pipemax_spark.errors import JobError, failure_text, is_interrupt
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.job.trial import Trial, TrialOptions
 from pipemax_spark.report.intervals import share_interval
-from pipemax_spark.report.side_by_side import TriedRow
+from pipemax_spark.report.side_by_side import Answered
 from pipemax_spark.report.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -33,28 +33,6 @@ class Variant:
     line: str
     engine: Mapping[str, Any]
     """The whole config, with the line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What one engine gave for the rows."""
-
-    rows: Sequence[TriedRow]
-    seconds: float
-    """From when the rows were sent until the last was complete, without Spark's work before and after."""
-
-    @property
-    def rows_per_s(self) -> float:
-        return len(self.rows) / self.seconds
-
-    def equal_to(self, other: "Answered") -> tuple[int, int]:
-        """Return of how many rows the answers are equal, and how many rows both engines have answered."""
-        pairs = [
-            (one.answers, two.answers)
-            for one, two in zip(self.rows, other.rows, strict=True)
-            if not one.errors and not two.errors
-        ]
-        return sum(one == two for one, two in pairs), len(pairs)
 
 
 def run_tuning(spark: "SparkSession", options: TrialOptions, terminal: Terminal) -> None:
@@ -124,7 +102,7 @@ def _row(base: Answered, result: Answered | str) -> str:
 def _answered(trial: Trial, options: TrialOptions) -> Answered:
     with trial:
         rows, _ = trial.answer(options.job.source, trial.render(options.job.source))
-    return Answered(rows, max(max(row.seconds for row in rows), 1e-3))
+    return Answered(rows)
 
 
 def _tried(trial: Trial, options: TrialOptions) -> Answered | str:

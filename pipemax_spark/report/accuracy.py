@@ -84,8 +84,8 @@ class Accuracy:
         notes = [
             f"; {rows:,} {text}"
             for rows, text in (
-                (self.rows_error, "of them have an error, which counts as wrong"),
-                (self.rows_without_gold, "more have no value there"),
+                (self.rows_error, "with an error, which counts as wrong"),
+                (self.rows_without_gold, "more without a value there"),
             )
             if rows
         ]
@@ -96,10 +96,10 @@ class Accuracy:
         )
         if self.confusions is not None and (confused := self.confusions.most_frequent()):
             shown = [
-                f"{gold!r} answered as {answer if answer == OTHER else repr(answer)} {rows:,} times"
+                f"{gold!r} as {answer if answer == OTHER else repr(answer)} {rows:,}"
                 for gold, answer, rows in confused[:_PRINTED_CONFUSIONS]
             ]
-            yield "  confused", ", ".join(shown)
+            yield "  confused", f"most often {', '.join(shown)}"
 
 
 def accuracies_of(rows: "DataFrame", golds: Sequence[Gold], *, shows_values: bool) -> list[Accuracy]:
@@ -151,6 +151,14 @@ class Compared:
     failed: "Column"
     """Whether the row has an error in place of an answer."""
 
+    @property
+    def is_right(self) -> "Column":
+        """Null if the row has no right answer."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        is_equal = F.coalesce(~self.failed & (self.gold == self.answer), F.lit(False))
+        return F.when(self.gold.isNotNull(), is_equal)
+
     @classmethod
     def of(cls, rows: "DataFrame", gold: Gold) -> "Compared":
         from pyspark.sql import functions as F  # noqa: N812
@@ -193,12 +201,11 @@ def _rows_by_class(rows: "DataFrame", golds: Sequence[Gold]) -> dict[str, _ByCla
     structs = []
     for gold in golds:
         compared = Compared.of(rows, gold)
-        is_right = F.coalesce(~compared.failed & (compared.gold == compared.answer), F.lit(False))
         structs.append(
             F.struct(
                 F.lit(gold.answers).alias("name"),
                 compared.gold.alias("gold"),
-                is_right.alias("is_right"),
+                compared.is_right.alias("is_right"),
                 compared.failed.alias("failed"),
             )
         )

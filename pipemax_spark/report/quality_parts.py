@@ -93,15 +93,14 @@ def _cell(rows: int, total: int, *, is_right: bool) -> str:
 
 def distributions_part(distributions: Distributions) -> str:
     """Return choices, probabilities, agreement and lengths."""
-    quality = "".join(map(_quality, distributions.quality))
-    if not distributions.choices and not distributions.lengths and not quality:
+    charts = [*map(_probabilities, distributions.quality), *map(_lengths, distributions.lengths)]
+    lists = [*map(_choices, distributions.choices), *map(_quality, distributions.quality)]
+    if not any((*charts, *lists)):
         return ""
-    lengths = "".join(map(_lengths, distributions.lengths))
     return (
         "<h2>How the answers are distributed</h2>"
-        + "".join(map(_choices, distributions.choices))
-        + quality
-        + (f"<div class='charts'>{lengths}</div>" if lengths else "")
+        + "".join(lists)
+        + (f"<div class='charts'>{''.join(charts)}</div>" if any(charts) else "")
     )
 
 
@@ -124,23 +123,29 @@ def _bars(rows_by_name: Mapping[str, int], total: int) -> str:
     return f"<table>{rows}</table>"
 
 
+def _probabilities(quality: AnswerQuality) -> str:
+    if not quality.percents:
+        return ""
+    title = _titled(f"Probability of the answers{_of(quality)}", [dict(quality.facts())["Probability"]])
+    chart = histogram("probability of the answer, %", quality.bins())
+    return f"<div>{title}<div class='chart'>{chart}</div></div>"
+
+
 def _quality(quality: AnswerQuality) -> str:
-    """Return the probabilities and the agreement in one column of answers, and its invalid answers."""
-    named = dict(quality.facts())
-    of_question = "" if quality.name == ANNOTATION else f" of {quality.name!r}"
-    parts = []
-    if quality.percents:
-        parts.append(_titled(f"Probability of the answers{of_question}", [named["Probability"]]))
-        chart = histogram("probability of the answer, %", quality.bins())
-        parts.append(f"<div class='charts'><div class='chart'>{chart}</div></div>")
+    """Return the agreement in one column of answers, and its invalid answers."""
+    named, parts = dict(quality.facts()), []
     if quality.agreements:
-        parts.append(_titled(f"Agreement of the samples{of_question}", [named["Agreement"]]))
+        parts.append(_titled(f"Agreement of the samples{_of(quality)}", [named["Agreement"]]))
         shares = {f"{share:.0%}": rows for share, rows in quality.agreements.items()}
         parts.append(_bars(shares, sum(shares.values())))
     rest = [f"{name}: {text}" for name, text in named.items() if name not in ("Probability", "Agreement")]
     if rest:
-        parts.append(_titled(f"Invalid answers{of_question}", rest))
+        parts.append(_titled(f"Invalid answers{_of(quality)}", rest))
     return "".join(parts)
+
+
+def _of(quality: AnswerQuality) -> str:
+    return "" if quality.name == ANNOTATION else f" of {quality.name!r}"
 
 
 def _titled(title: str, texts: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
@@ -35,11 +35,40 @@ class TriedRow:
     """From when the rows were sent until this one was complete."""
     is_cut: bool = False
     """Whether an answer ended at ``--max-tokens``."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """The columns that tell the row from others, by name; empty without ``--id-columns``."""
+    truths: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    """The right answer, and whether it was the answer, by the answer's column; without rows' nulls."""
 
     @property
     def facts(self) -> str:
         cut = ", cut at --max-tokens" if self.is_cut else ""
         return f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens, {self.seconds:.1f} s{cut}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one engine, or one prompt, gave for the rows; at least one."""
+
+    rows: Sequence[TriedRow]
+
+    @property
+    def seconds(self) -> float:
+        """From when the rows were sent until the last was complete, without Spark's work before and after."""
+        return max(0.001, *(row.seconds for row in self.rows))
+
+    @property
+    def rows_per_s(self) -> float:
+        return len(self.rows) / self.seconds
+
+    def equal_to(self, other: "Answered") -> tuple[int, int]:
+        """Return of how many rows the answers are equal, and how many rows both have answered."""
+        pairs = [
+            (one.answers, two.answers)
+            for one, two in zip(self.rows, other.rows, strict=True)
+            if not one.errors and not two.errors
+        ]
+        return sum(one == two for one, two in pairs), len(pairs)
 
 
 def print_rows(terminal: Terminal, rows: Sequence[TriedRow], *, seconds: float) -> None:
@@ -63,7 +92,7 @@ def _table(rows: Sequence[TriedRow]) -> Table:
     for row in rows:
         table.add_row(
             f"{row.number}",
-            Text(_shortened(_plain(row.prompt or ""))),
+            Text(shortened(plain_text(row.prompt or ""))),
             _answer_cell(row),
             f"{row.prompt_tokens:,} +\n{row.completion_tokens:,}",
             f"{row.seconds:.1f}",
@@ -79,10 +108,10 @@ def _answer_cell(row: TriedRow) -> Text:
         if len(row.answers) > 1:
             cell.append(f"{name}: ", style="bold")
         if answer is not None:
-            cell.append(_plain(answer))
+            cell.append(plain_text(answer))
         if name in row.errors:
             gap = "" if answer is None else "\n"
-            cell.append(f"{gap}{_plain(': '.join(row.errors[name]))}", style="red")
+            cell.append(f"{gap}{plain_text(': '.join(row.errors[name]))}", style="red")
     if row.is_cut:
         cell.append("\n(cut at --max-tokens)", style="yellow")
     return cell
@@ -92,7 +121,7 @@ def _print_lines(console: Console, rows: Sequence[TriedRow]) -> None:
     """Print each line of a row under the row's number and what it is, so that ``grep`` finds whole rows and parts."""
     for row in rows:
         for name, text in _named_texts(row):
-            for line in _plain(text).split("\n"):
+            for line in plain_text(text).split("\n"):
                 console.print(
                     f"{row.number:>4} {name:<7} {line}".rstrip(),
                     markup=False,
@@ -124,7 +153,7 @@ def _totals(rows: Sequence[TriedRow], *, seconds: float) -> str:
     return f"{', '.join(parts)}; {read:,} tokens read, {generated:,} generated, {seconds:.1f} s in all"
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Leave out the middle of a long text: a template's question may stand at either end."""
     if len(text) <= _SHOWN_CHARS:
         return text
@@ -132,6 +161,6 @@ def _shortened(text: str) -> str:
     return f"{beginning} … ({len(text) - len(beginning) - len(end):,} characters) … {end}"
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Return the text with line breaks and tabs as its only control characters."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

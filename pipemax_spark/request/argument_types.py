@@ -9,7 +9,7 @@ import difflib
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
 from functools import wraps
@@ -32,6 +32,7 @@ _PATHS = frozenset(
         "checkpoint",
         "batch_output",
         "summary",
+        "page",
     }
 )
 _SPARKS: Mapping[str, tuple[str, str]] = {
@@ -51,7 +52,9 @@ _WORDS: Mapping[Any, str] = {
 }
 
 
-def takes_fields(*kinds: type, **types: Any) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def takes_fields(
+    *kinds: type, without: Collection[str] = (), **types: Any
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Return a decorator that replaces a function's ``**`` parameter with the fields of these dataclasses.
 
     ``help`` and notebooks then show the fields by name, type and default. ``types`` are the types that the function
@@ -68,7 +71,7 @@ def takes_fields(*kinds: type, **types: Any) -> Callable[[Callable[_P, _T]], Cal
         )
         for kind in kinds
         for field in fields(kind)
-        if hints[field.name] not in kinds
+        if hints[field.name] not in kinds and field.name not in without
     ]
     return takes(taken)
 

@@ -58,10 +58,10 @@ def test_confusions_errors_other_answers_and_rows_without_a_right_answer_are_cou
     assert rows.where(is_wrong(rows, TEXT)).count() == 5, "neither errors nor rows without a right answer"
     facts = dict(accuracy.facts())
     assert facts["Accuracy"] == (
-        "50.0% (95 %: 25.4% to 74.6%): 6 of 12 rows agree with column 'gold'; 1 of them have an error, which counts "
-        "as wrong; 4 more have no value there"
+        "50.0% (95 %: 25.4% to 74.6%): 6 of 12 rows agree with column 'gold'; 1 with an error, which counts as wrong; "
+        "4 more without a value there"
     )
-    assert facts["  confused"].startswith("'a' answered as 'b' 2 times, ")
+    assert facts["  confused"].startswith("most often 'a' as 'b' 2, ")
     [hidden] = accuracies_of(rows, [TEXT], shows_values=False)
     assert (hidden.right, hidden.confusions) == (6, None), "classes are values of rows"
 
@@ -98,7 +98,7 @@ def test_the_report_says_how_sure_how_unanimous_and_how_right_the_answers_are(ru
     sure = {i: answer["probabilities"][answer["text"]] for i, answer in answers.items()}
     wrong = [i for i in range(39) if answers[i]["text"] != LABELS[i % 3]]
     assert re.search(
-        rf"^Accuracy +[\d.]+% \(95 %: .* to .*\): {39 - len(wrong)} of 39 rows .*; 1 more have no value there$",
+        rf"^Accuracy +[\d.]+% \(95 %: .* to .*\): {39 - len(wrong)} of 39 rows .*; 1 more without a value there$",
         run.printed,
         re.MULTILINE,
     )
@@ -142,7 +142,7 @@ def test_questions_have_accuracy_agreement_and_invalid_answers_of_their_own(run:
         row["topic"]["error"] is None and row["topic"]["text"] == row["kind"] for row in written.values()
     )
     assert re.search(
-        rf"^Accuracy +topic: .*: {right} of 30 rows agree with column 'kind'; 1 of", run.printed, re.M
+        rf"^Accuracy +topic: .*: {right} of 30 rows agree with column 'kind'; 1 with", run.printed, re.M
     )
     agreements = [row["why"]["agreement"] for row in written.values()]
     unanimous = sum(agreement == 1.0 for agreement in agreements) / 30

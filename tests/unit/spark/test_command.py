@@ -17,11 +17,11 @@ INSTALLED = Path(sys.executable).with_name("pipemax")
 def test_the_command_has_the_job_and_what_the_engine_has() -> None:
     shown = CliRunner().invoke(command(), ["--help"], env={"COLUMNS": "120"}).output
     names = set(re.findall(r"(?m)^  ([a-z-]+) ", shown))
-    assert {"annotate", "try", "plan-capacity", "check-node", "trace"} <= names
+    assert {"annotate", "try", "compare", "plan-capacity", "check-node", "trace"} <= names
     assert "Before you rent a node" in shown
 
 
-@pytest.mark.parametrize("name", ["annotate", "try", "tune"])
+@pytest.mark.parametrize("name", ["annotate", "try", "tune", "compare"])
 def test_the_commands_of_spark_s_side_load_nothing_of_the_engine(name: str) -> None:
     loads = (
         f"import sys; sys.argv = ['pipemax', '{name}', '--version']\n"
@@ -37,7 +37,7 @@ def test_completion_is_installed_for_the_whole_command_only() -> None:
     """A shell function for ``pipemax annotate`` would be one that no shell takes."""
     shown = {
         words: subprocess.run([INSTALLED, *words, "--help"], capture_output=True, text=True).stdout
-        for words in ((), ("annotate",), ("try",), ("tune",))
+        for words in ((), ("annotate",), ("try",), ("tune",), ("compare",))
     }
     assert [words for words, text in shown.items() if "--install-completion" in text] == [()]
     assert all("--model" in text for words, text in shown.items() if words)

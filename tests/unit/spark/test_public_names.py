@@ -10,8 +10,8 @@ modules = [found.name for found in pkgutil.walk_packages(pipemax_spark.__path__,
 for name in modules:
     importlib.import_module(name)
 assert len(modules) > 80, modules
-from pipemax_spark import annotate, annotate_table, pipemax_udf, register, stop_engines
-for function in (annotate, annotate_table, pipemax_udf, register, stop_engines):
+from pipemax_spark import annotate, annotate_table, compare_prompts, pipemax_udf, register, stop_engines
+for function in (annotate, annotate_table, compare_prompts, pipemax_udf, register, stop_engines):
     assert callable(function), function
 """
 

@@ -2,8 +2,8 @@
 
 import yaml
 
-from pipemax_spark.job.tune import Answered, table, variants
-from pipemax_spark.report.side_by_side import TriedRow
+from pipemax_spark.job.tune import table, variants
+from pipemax_spark.report.side_by_side import Answered, TriedRow
 
 
 def answered(texts: list[str | None], *, seconds: float) -> Answered:
@@ -20,7 +20,7 @@ def answered(texts: list[str | None], *, seconds: float) -> Answered:
         )
         for number, text in enumerate(texts, 1)
     ]
-    return Answered(rows, seconds)
+    return Answered(rows)
 
 
 def test_rates_equal_answers_and_reasons_stand_behind_the_lines_of_a_config() -> None:
