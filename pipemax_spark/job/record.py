@@ -27,7 +27,7 @@ from pipemax_spark.report.findings import (
 )
 from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.run_speed import prefill_share, rate_factor
-from pipemax_spark.report.summary import SUMMARY_FILE, Findings, Summary, print_report
+from pipemax_spark.report.summary import SUMMARY_FILE, Findings, Summary, print_report, with_accuracies
 from pipemax_spark.report.time_accounts import working_seconds
 from pipemax_spark.request.error_limits import tell_high_share
 from pipemax_spark.rows.prompt_order import Finding
@@ -175,8 +175,9 @@ def conclude(
     reason = too_many_errors(job, totals, counts.recovered_runs)
     summary = _summary(job, run, counts, totals, has_failed=reason is not None, limit=limit)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
-    _write(job, job.directory / SUMMARY_FILE, summary.to_json())
     findings = replace(_findings(job, totals), drift=run.drift, advice=_advice(summary, worth_a_try))
+    summary = with_accuracies(summary, findings)
+    _write(job, job.directory / SUMMARY_FILE, summary.to_json())
     report = _write_page(job, run, summary, findings, stopped_by=None if limit is None else str(limit))
     figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
     figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
@@ -254,7 +255,9 @@ def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:
         output=job.table.name,
         output_format=job.table.format_name,
     )
-    _finish(job, summary, find_results(job.table, job.options, job.checked, None), {})
+    findings = find_results(job.table, job.options, job.checked, None)
+    summary = with_accuracies(summary, findings)
+    _finish(job, summary, findings, {})
     return summary, reason
 
 

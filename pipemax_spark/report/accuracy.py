@@ -7,9 +7,9 @@ a cast of a text to a number would raise at the first word; numbers of different
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.report.intervals import share_text
+from pipemax_spark.report.intervals import share_interval, share_text
 from pipemax_spark.report.sampled_rows import SampledRow
 from pipemax_spark.request.golds import Gold
 from pipemax_spark.spark.sql import quoted
@@ -76,9 +76,24 @@ class Accuracy:
     worst_rows: Sequence[SampledRow] = ()
     """Some rows with wrong answers, those first of which the model was the surest."""
 
+    def to_summary(self) -> dict[str, Any]:
+        """Return the entry for the summary; without rows the interval is null."""
+        low, high = share_interval(self.right, self.rows) if self.rows else (None, None)
+        return {
+            "question": self.question,
+            "column": self.column,
+            "rows": self.rows,
+            "right": self.right,
+            "rows_error": self.rows_error,
+            "rows_without_gold": self.rows_without_gold,
+            "low": low,
+            "high": high,
+        }
+
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yield what the report says of it: name and text."""
         if not self.rows:
+            yield "Accuracy", f"unknown: no row has a value in column {self.column!r}"
             return
         of_question = "" if self.question is None else f"{self.question}: "
         notes = [

@@ -72,8 +72,8 @@ class Comparison:
             facts += self._accuracies(answers, column)
         for side, name in enumerate(NAMES):
             facts.append((f"Cost of {name}", self._cost(side)))
-        note = "few rows never fill an engine, and a full one is faster: for hours and cost, see --dry-run"
-        return [*facts, ("", f"Whole tables take at most that long; {note}")]
+        note = "So few rows never fill an engine, so that the whole table takes less; --dry-run knows better"
+        return [*facts, ("", note)]
 
     def _accuracies(self, answers: str, column: str) -> Iterator[tuple[str, str]]:
         of_question = f"{answers}: " if len(self.golds) > 1 or answers != "annotation" else ""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,11 @@ class Summary:
     """The correlation of the logarithms of prompts' and answers' lengths, as engines under stock vLLM learned it in
     this run, or in an earlier one on the same output; None if none has. The next run orders its rows by it."""
 
+    accuracies: Sequence[Mapping[str, Any]] = ()
+    """How far the answers agree with ``--gold-column``, over all rows of the spec, with an entry for each column:
+    ``question`` (null without questions), ``column``, ``rows``, ``right``, ``rows_error``, ``rows_without_gold``, and
+    the share's interval at 95 %, ``low`` and ``high``."""
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
@@ -144,6 +149,11 @@ class Findings:
     drift: Drift | None = None
     advice: str | None = None
     """A change that would make the next run faster."""
+
+
+def with_accuracies(summary: Summary, findings: Findings) -> Summary:
+    """Return the summary with the accuracies that were found."""
+    return replace(summary, accuracies=[accuracy.to_summary() for accuracy in findings.accuracies])
 
 
 def print_report(

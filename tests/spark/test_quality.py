@@ -92,7 +92,7 @@ def test_the_report_says_how_sure_how_unanimous_and_how_right_the_answers_are(ru
     rows = [(i, f"row {i}", None if i == 39 else LABELS[i % 3]) for i in range(40)]
     run.write_input(rows, "id long, text string, label string")
     generation = GenerationSpec(choice=LABELS, logprobs=True)
-    run.run(generation=generation, id_columns=("id",), gold_column="label")
+    summary = run.run(generation=generation, id_columns=("id",), gold_column="label")
     written = run.rows()
     answers = {row["id"]: row["annotation"] for row in written}
     sure = {i: answer["probabilities"][answer["text"]] for i, answer in answers.items()}
@@ -123,6 +123,10 @@ def test_the_report_says_how_sure_how_unanimous_and_how_right_the_answers_are(ru
     assert "those first of which the model was the surest" in worst
     again = run.run(generation=generation, id_columns=("id",), gold_column="label", no_sample=True)
     assert again.rows_out == 0
+    assert again.accuracies == summary.accuracies
+    [entry] = summary.accuracies
+    assert (entry["question"], entry["rows"], entry["right"]) == (None, 39, 39 - len(wrong))
+    assert entry["low"] < entry["right"] / 39 < entry["high"]
     assert f"{39 - len(wrong)} of 39 rows agree with column 'label'" in run.printed
     assert "confused" not in run.printed, "classes are values of rows"
 

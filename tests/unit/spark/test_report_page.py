@@ -14,15 +14,17 @@ import pytest
 from rich.console import Console
 
 from pipemax.wire import JobStats
-from pipemax_spark.report.accuracy import Accuracy
+from pipemax_spark.report.accuracy import Accuracy, Confusions
 from pipemax_spark.report.charts import TimeAxis, charts_of
 from pipemax_spark.report.distributions import Choices, Distributions, Lengths
 from pipemax_spark.report.engine_tracks import EngineTrack, EngineTracks
 from pipemax_spark.report.past_runs import PastRun, started_at
+from pipemax_spark.report.quality import AnswerQuality
 from pipemax_spark.report.report_page import RunFacts, report_page
 from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
 from pipemax_spark.report.samples import SHOWN_METRICS, run_metric, total_metric
 from pipemax_spark.report.summary import Findings, Summary, print_report
+from pipemax_spark.rows.annotated import ANNOTATION
 from tests.browser import needs_browser, open_page
 from tests.fakes.server_reports import server_report
 
@@ -64,7 +66,21 @@ def sampled(number: int, *, error: tuple[str, str] | None = None) -> SampledRow:
 
 
 FINDINGS = Findings(
-    accuracies=[Accuracy(column="section", right=819, rows=1_000)],
+    accuracies=[
+        Accuracy(
+            column="section",
+            right=745,
+            rows=1_000,
+            rows_error=20,
+            confusions=Confusions(
+                classes=[SCRIPT, "devel"],
+                rows={(SCRIPT, SCRIPT): 700, (SCRIPT, "devel"): 100, ("devel", "devel"): 45},
+                others={"devel": 135},
+                errors={"devel": 20},
+            ),
+            worst_rows=[sampled(11)],
+        )
+    ],
     errors={"response_format": (2, "not <b>JSON</b>")},
     error_rows={"response_format": [sampled(0, error=("response_format", "not <b>JSON</b>"))]},
     sample=[sampled(number) for number in range(1, 11)],
@@ -73,6 +89,15 @@ FINDINGS = Findings(
         lengths=[
             Lengths(name="prompt tokens", rows={3: 1, 80: 5, 200: 1}),
             Lengths(name="generated tokens", rows={7: 7}),
+        ],
+        quality=[
+            AnswerQuality(
+                name=ANNOTATION,
+                became={"answer": 7, "response_format": 2},
+                rows_retried=3,
+                percents={12: 1, 49: 1, 50: 2, 99: 3},
+                agreements={1.0: 5, 0.6: 2},
+            )
         ],
     ),
     past_runs=[
@@ -139,6 +164,26 @@ def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
     assert "<script" not in page
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)""", page), "nothing is loaded from elsewhere"
     assert not re.search(r"\bid=", page), "the drawings share no ids"
+
+
+def test_the_page_and_the_facts_say_how_good_the_answers_are() -> None:
+    page = page_of(tracks_of(60)).replace("<wbr>", "")
+    for expected in (
+        "74.5% (95 %: 71.7% to 77.1%): 745 of 1,000 rows agree",
+        "most often &#x27;devel&#x27; as another answer 135, ",
+        "median 0.50, lowest quarter up to 0.49; 2 of 7 answers (28.6%) are below 0.5",
+        "all samples agree in 71.4% of 7 rows; on average 88.6% of a row&#x27;s samples gave its answer",
+        "2 (22.2%) response_format",
+        "3 of 9 rows (33.3%)",
+        "answer 11 &lt;script&gt;",
+    ):
+        assert expected in page, expected
+    devel = re.search(r"<tr><td class='part'>devel</td>(.*?)</tr>", page)
+    assert devel is not None
+    assert re.findall(r"<td class='n'[^>]*>([^<]*)</td>", devel[1]) == [
+        *("", "45", "135", "20"),
+        *("200", "22.5%", "31.0%"),
+    ]
 
 
 def test_what_to_change_is_said_of_large_parts_only() -> None:
@@ -240,7 +285,9 @@ def test_a_browser_shows_the_page_without_broken_words_or_scrolling_sideways(
     assert shown.broken == []
     assert shown.empty == []
     assert shown.is_dark is is_dark
-    assert page.count("<svg xmlns") == 5, "four charts, and the histogram of what differs in length"
+    assert page.count("<svg xmlns") == 6, (
+        "four charts, probabilities, and the histogram of what differs in length"
+    )
 
 
 def test_the_printed_report_is_eight_lines_and_begins_with_rows_seconds_and_the_place() -> None:
