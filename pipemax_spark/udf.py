@@ -52,6 +52,8 @@ _MOST_PIECES_AHEAD = 256
 """Maximum pieces of 256 rows whose answers wait in memory behind a slow row."""
 Columns: TypeAlias = "pa.Array | tuple[pa.Array, ...]"
 """The UDF's input from Spark: the column of prompts, or that and those of images and of options."""
+ArrayFunction: TypeAlias = "Callable[[Iterator[Columns]], Iterator[pa.Array]]"
+"""What a UDF calls: it yields values in the order of its input."""
 _ALIASES = {"endpoint": "model", "responseFormat": "response_format"}
 """``ai_query``'s names → ours, for arguments whose value is the same."""
 
@@ -103,7 +105,15 @@ def pipemax_udf(
     )
 
 
-def _udf(
+def _udf(spark: "SparkSession", *, images: bool = False, **options: Any) -> "UserDefinedFunctionLike":
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    plan = udf_plan(spark, images=images, **options)
+    returned = from_arrow_type(annotation_type(plan.options.generation), prefer_timestamp_ntz=False)
+    return spark_function(UdfTask(plan, images), returned)
+
+
+def udf_plan(
     spark: "SparkSession",
     *,
     model: str | None = None,
@@ -114,7 +124,11 @@ def _udf(
     images: bool = False,
     allow_image_urls: Sequence[str] | str = (),
     **generation: Any,
-) -> "UserDefinedFunctionLike":
+) -> TaskPlan:
+    """Return what the task of a UDF needs, with the arguments of ``pipemax_udf``, once an executor has checked them.
+
+    Raise ``JobError`` if they are wrong.
+    """
     image_config = with_image_settings(
         engine_config(engine, model), has_images=images, allow_urls=allow_image_urls
     )
@@ -129,10 +143,9 @@ def _udf(
         # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a
         # spec without temperature.
         options = replace(options, generation=replace(spec, seed=0))
-    plan = TaskPlan(
+    return TaskPlan(
         options=options, spec_hash=checked.hash, run_id=options.job_id, output_column="", on_error=policy
     )
-    return _spark_function(UdfTask(plan, images))
 
 
 def register(spark: "SparkSession", name: str = "pipemax", **options: Any) -> None:
@@ -163,18 +176,17 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def _spark_function(task: "UdfTask") -> "UserDefinedFunctionLike":
+def spark_function(task: ArrayFunction, returned: "DataType") -> "UserDefinedFunctionLike":
+    """Return the UDF of a function of arrays, which returns values of the type ``returned``."""
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.pandas.types import from_arrow_type
 
-    returned = from_arrow_type(annotation_type(task.plan.options.generation), prefer_timestamp_ntz=False)
     make = _arrow_udf if hasattr(F, "arrow_udf") else _pandas_udf
     made = make(task, returned)
     # Otherwise Spark treats the UDF as free and evaluates it again for every filter and every field.
     return made.asNondeterministic()
 
 
-def _arrow_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLike":
+def _arrow_udf(task: ArrayFunction, returned: "DataType") -> "UserDefinedFunctionLike":
     """Make the UDF for Spark 4.1 and newer."""
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -187,12 +199,12 @@ def _arrow_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLik
     return made
 
 
-def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLike":
+def _pandas_udf(task: ArrayFunction, returned: "DataType") -> "UserDefinedFunctionLike":
     """Make the UDF for Spark 4.0, which passes Arrow's arrays only by way of pandas."""
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
-    from pipemax_spark.executor.pandas_bridge import array_of_options, array_of_prompts, frame_of_annotations
+    from pipemax_spark.executor.pandas_bridge import array_of_options, array_of_prompts, pandas_of
 
     def arrays(batch: pd.Series | tuple[Any, ...]) -> Columns:
         if isinstance(batch, pd.Series):
@@ -200,8 +212,8 @@ def _pandas_udf(task: "UdfTask", returned: "DataType") -> "UserDefinedFunctionLi
         return array_of_prompts(batch[0]), *map(array_of_options, batch[1:])
 
     def pipemax(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
-        for annotations in task(map(arrays, batches)):
-            yield frame_of_annotations(annotations)
+        for values in task(map(arrays, batches)):
+            yield pandas_of(values)
 
     made: UserDefinedFunctionLike = pandas_udf(pipemax, returnType=returned)  # type: ignore[call-overload] # as above
     return made

@@ -15,7 +15,8 @@ def array_of_prompts(prompts: pd.Series) -> pa.Array:
     A conversation is a sequence of dicts with role and content.
     """
     values: list[Any] = [
-        value if value is None or isinstance(value, str) else list(value) for value in prompts
+        list(value) if hasattr(value, "__iter__") and not isinstance(value, str) else value
+        for value in prompts
     ]
     if all(value is None or isinstance(value, str) for value in values):
         return pa.array(values, pa.string())
@@ -46,10 +47,12 @@ def array_of_options(options: pd.DataFrame | pd.Series) -> pa.Array:
     return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
 
 
-def frame_of_annotations(annotations: pa.StructArray) -> pd.DataFrame:
-    """Return a frame with a column per field.
+def pandas_of(values: pa.Array) -> pd.DataFrame | pd.Series:
+    """Return structs as a frame with a column per field, and other values as a series.
 
     Nested fields are dicts, and integers next to nulls are not turned into floats.
     """
-    batch = pa.RecordBatch.from_struct_array(annotations)
+    if not pa.types.is_struct(values.type):
+        return values.to_pandas()
+    batch = pa.RecordBatch.from_struct_array(values)
     return batch.to_pandas(integer_object_nulls=True, maps_as_pydicts="strict")

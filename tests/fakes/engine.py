@@ -10,7 +10,7 @@ windows of wall time in an order other than that of their submission. How it beh
 - ``[[gpu-once PATH]]``: likewise, by a fault of a GPU; ``[[assert]]``: by an assertion of a kernel;
 - ``[[memory-once PATH]]``: likewise, the engine asks for more memory than there is;
 - ``[[hang-once PATH]]``: likewise, ``poll`` never comes back; ``[[slow SECONDS]]``: this row takes so long;
-- ``[[error]]``: this row alone fails;
+- ``[[error]]``: this row alone fails; a schema with the word "unknown" is refused;
 - ``[[log LINES]]``: the engine logs one line so often; ``[[print LINES]]``: a process of it prints so many;
 - ``[[loop]]``: the answer says one word over and over;
 - the answer is, for ``[[seed]]``, the row's seed; for ``[[lora]]``, its adapter; for ``[[environ]]``, the server's
@@ -41,7 +41,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
 from pipemax.domain.step_records import StepRecords
 from pipemax.node.gpu_faults import is_gpu_fault
-from pipemax.wire import ErrorCode
+from pipemax.wire import REFUSED, ErrorCode
 from tests.fakes.answers import answered
 from tests.fakes.engine_child import start_child
 from tests.fakes.idle_engine import IdleEngine
@@ -248,6 +248,8 @@ class FakeEngine(IdleEngine):
         text, slow_s = self._text(request, prompt)
         if text is None:
             return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0
+        if "unknown" in (request.sampling.response_format or ""):
+            return _error(request, ErrorCode.ENGINE_ERROR, f"{REFUSED}: unknown type"), 0.0
         thinks = self._config.reasoning_parser is not None
         return answered(request, text, prompt_tokens=prompt_tokens, thinks=thinks), slow_s
 

@@ -40,6 +40,7 @@ from pipemax.wire.rows import FAULT_TYPE as FAULT_TYPE
 from pipemax.wire.rows import IMAGE_TYPE as IMAGE_TYPE
 from pipemax.wire.rows import MESSAGE_TYPE as MESSAGE_TYPE
 from pipemax.wire.rows import OVERRIDES_TYPE as OVERRIDES_TYPE
+from pipemax.wire.rows import REFUSED as REFUSED
 from pipemax.wire.rows import REQUEST_SCHEMA as REQUEST_SCHEMA
 from pipemax.wire.rows import ErrorCode as ErrorCode
 from pipemax.wire.session import HEARTBEAT_PERIOD_S as HEARTBEAT_PERIOD_S

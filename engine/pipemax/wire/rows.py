@@ -57,6 +57,10 @@ COMPLETION_SCHEMA = pa.schema(
 )
 
 
+REFUSED = "the engine refused the row"
+"""How the message of an ``engine_error`` begins where vLLM refuses a request before it runs, such as for its schema."""
+
+
 class ErrorCode(StrEnum):
     """The error codes of rows. This is the only list of them: tables, metrics and docs use these names."""
 

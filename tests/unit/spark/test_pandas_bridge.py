@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pipemax_spark.executor.overrides import overrides_of
-from pipemax_spark.executor.pandas_bridge import array_of_options, array_of_prompts, frame_of_annotations
+from pipemax_spark.executor.pandas_bridge import array_of_options, array_of_prompts, pandas_of
 
 
 def test_strings_and_nulls_become_arrow_strings_and_nulls() -> None:
@@ -37,9 +37,7 @@ def test_nested_fields_are_dicts_and_whole_numbers_stay_whole() -> None:
     ]
     counts = pa.map_(pa.string(), pa.int64())
     parsed = pa.struct([("label", pa.string()), ("counts", counts)])
-    frame = frame_of_annotations(
-        pa.array(rows, pa.struct([("parsed", parsed), ("prompt_tokens", pa.int64())]))
-    )
+    frame = pandas_of(pa.array(rows, pa.struct([("parsed", parsed), ("prompt_tokens", pa.int64())])))
     assert frame["parsed"].tolist() == [{"label": "a", "counts": {"x": 1}}, None]
     assert frame["prompt_tokens"].tolist() == [2**53 + 1, None]
 

@@ -10,8 +10,10 @@ modules = [found.name for found in pkgutil.walk_packages(pipemax_spark.__path__,
 for name in modules:
     importlib.import_module(name)
 assert len(modules) > 80, modules
-from pipemax_spark import annotate, annotate_table, compare_prompts, pipemax_udf, register, stop_engines
-for function in (annotate, annotate_table, compare_prompts, pipemax_udf, register, stop_engines):
+from pipemax_spark import annotate, annotate_table, compare_prompts, pipemax_udf, pm_classify, pm_extract
+from pipemax_spark import register, register_functions, stop_engines
+for function in (annotate, annotate_table, compare_prompts, pipemax_udf, pm_classify, pm_extract, register,
+    register_functions, stop_engines):
     assert callable(function), function
 """
 
@@ -21,10 +23,10 @@ def test_no_module_takes_the_name_of_a_function() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_package_itself_holds_six_modules() -> None:
+def test_the_package_itself_holds_seven_modules() -> None:
     import pkgutil
 
     import pipemax_spark
 
     modules = [found.name for found in pkgutil.iter_modules(pipemax_spark.__path__) if not found.ispkg]
-    assert sorted(modules) == ["cli", "errors", "options", "table", "transform", "udf"]
+    assert sorted(modules) == ["cli", "errors", "functions", "options", "table", "transform", "udf"]

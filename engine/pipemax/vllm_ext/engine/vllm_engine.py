@@ -51,7 +51,7 @@ from pipemax.vllm_ext.seam.vllm_types import (
     SamplingParams,
     VLLMValidationError,
 )
-from pipemax.wire import ErrorCode
+from pipemax.wire import REFUSED, ErrorCode
 
 _ENCODED_AT_ONCE = 512
 """Requests tokenized together: the engine begins with the first ones while the rest of a table are tokenized."""
@@ -309,9 +309,7 @@ class VllmEngine:
             request = self._core_request(ask, params, adapter)
             self._engine.add_request(ask.ask_id, request, params, lora_request=adapter)
         except (ValueError, VLLMValidationError) as error:  # vLLM's verdict on this one request
-            refusal = RequestError(
-                code=ErrorCode.ENGINE_ERROR, message=f"the engine refused the row: {error}"
-            )
+            refusal = RequestError(code=ErrorCode.ENGINE_ERROR, message=f"{REFUSED}: {error}")
             self._take([(ask.ask_id, Reply(error=refusal))])
         else:
             self._admission.send(ask.ask_id)
