@@ -16,6 +16,7 @@ from pipemax_spark.request.expected_rows import ExpectedRows
 from pipemax_spark.request.generation import check_pooling
 from pipemax_spark.request.golds import Gold, golds_of
 from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.urls import check_url
 from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import is_remote, plain_path
 from pipemax_spark.storage.names import is_path
@@ -95,6 +96,10 @@ class JobOptions:
     """Exit with status 0 instead of 3 if one of these four limits ends the run."""
     collector_port: int = 0
     """Port at which the driver listens for the engines' reports; 0 takes a free one."""
+    metrics_port: int | None = None
+    """Port at which the driver serves the run's figures to Prometheus; 0 takes a free one, None serves none."""
+    notify: str | None = field(default=None, repr=False)
+    """URL that is told of the run's start and end; it may be a secret."""
     compact: bool = False
     """Join the output's small files at the end."""
     gold_column: str | Mapping[str, str] | None = None
@@ -116,6 +121,8 @@ class JobOptions:
         self._check_questions()
         self._check_canary()
         self._check_limits()
+        if self.notify is not None:
+            check_url(self.notify)
         check_pooling(
             self.generation,
             self.source,

@@ -13,7 +13,7 @@ compile --extra spark --extra mlflow --extra cpu --extra dev --override requirem
 # For Python 3.12, which Databricks' runtimes and Ubuntu 24.04 have: what vLLM asks for there serves Python 3.11 too.
 "$uv" pip compile pyproject.toml --python-version 3.12 --no-emit-index-url --no-header --no-annotate -q \
     --extra gpu -o requirements/gpu.lock
-compile --extra spark --extra mlflow -o requirements/spark.lock
+compile --extra spark --extra mlflow --extra metrics -o requirements/spark.lock
 
 # make test-versions: what tasks and driver need, the tools of the tests, and a pyarrow of that release's time.
 compile_version() {  # compile_version SPARK DELTA PYARROW

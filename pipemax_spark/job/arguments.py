@@ -25,6 +25,7 @@ from pipemax_spark.request.generation import with_task
 from pipemax_spark.request.golds import read_gold_columns
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.questions import asked_of_text, read_questions
+from pipemax_spark.request.urls import default_url
 from pipemax_spark.spark.sql import split_names
 from pipemax_spark.storage.bad_lines import BadLines
 from pipemax_spark.storage.hadoop import read_file
@@ -363,6 +364,15 @@ OPTIONS: dict[str, Option] = {
         "and driver.",
         typer={"min": 0, "max": 65535, "show_default": False},
     ),
+    "metrics_port": Option(
+        _RUN,
+        "Driver port at which Prometheus finds the run's figures; 0 takes a free one; default: none.",
+        typer={"min": 0, "max": 65535},
+    ),
+    "notify": Option(
+        _RUN,
+        "URL (https) that gets a JSON post when the run starts and when it ends; default: PIPEMAX_NOTIFY_URL.",
+    ),
     "gold_column": Option(
         _RUN,
         "Column of right answers, to compare with the schema's property of the same name, or with the choice. With "
@@ -391,6 +401,7 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
     config = engine_config(rest.pop("engine", None), rest.pop("model", None))
     if (whitespace := rest.pop("json_whitespace", None)) is not None:
         config["json_whitespace"] = whitespace
+    rest.setdefault("notify", default_url())
 
     def taken(kind: type) -> dict[str, Any]:
         return {member.name: rest.pop(member.name) for member in fields(kind) if member.name in rest}

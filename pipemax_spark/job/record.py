@@ -25,6 +25,7 @@ from pipemax_spark.report.findings import (
     totals_of_run,
     totals_of_spec,
 )
+from pipemax_spark.report.notifier import Notifier
 from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.run_speed import prefill_share, rate_factor
 from pipemax_spark.report.summary import SUMMARY_FILE, Findings, Summary, print_report, with_accuracies
@@ -68,6 +69,9 @@ class EndRecord:
         self.counts = RowCounts()
         self.run: Run | None = None
         """The run, once there are rows to do."""
+        self.notifier = Notifier(
+            call.options.notify, run_id=call.run_id, output=call.table.name, warn=call.terminal.warn
+        )
         self.summary: Summary | None = None
         """The run's own summary, which it has written, and after the exit that of its end."""
 
@@ -86,8 +90,23 @@ class EndRecord:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            return
+        if error is not None:
+            self._write(error)
+        self._notify()
+
+    def _notify(self) -> None:
+        summary = self.summary or self._so_far()
+        reported = 0 if self.run is None else self.run.collector.totals().rows_error
+        self.notifier.end(
+            rows=summary.rows_out,
+            rows_left=summary.rows_left,
+            errors=summary.rows_error or reported,
+            ended_by=summary.ended_by,
+            complete=summary.complete,
+        )
+
+    def _write(self, error: BaseException) -> None:
+        """Write how the error ended the run."""
         self.summary = replace(self.summary or self._so_far(), ended_by=str(ended_by(error)))
         if isinstance(error, RowCountError):
             self.summary = replace(self.summary, rows_in=error.rows)

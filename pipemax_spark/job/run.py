@@ -19,11 +19,12 @@ from pipemax_spark.job.job import Job
 from pipemax_spark.job.limits import RunLimits
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.runner import ChunkRunner
-from pipemax_spark.report.collector import Collector, SilenceWatch
+from pipemax_spark.report.collector import Collector, SilenceWatch, driver_hosts
 from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.engine_log import ENGINE_METRICS, EngineLog
 from pipemax_spark.report.engine_tracks import EngineTrack
 from pipemax_spark.report.findings import totals_of_run
+from pipemax_spark.report.metrics import RunMetrics, served
 from pipemax_spark.report.policy_notes import PolicyNotes
 from pipemax_spark.report.progress import Progress, ProgressLine
 from pipemax_spark.report.report_totals import SILENT_S
@@ -119,6 +120,8 @@ def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"
             plan = replace(plan, options=replace(plan.options, collector=collector.address), spool=spool)
             planned = replace(job, checked=replace(job.checked, plan=plan))
             run = Run(planned, collector, stack.enter_context(progress), tracker, signal, limits)
+            if options.metrics_port is not None:
+                _serve_metrics(stack, job, run, progress)
             yield run
     except LimitReachedError:
         raise  # it ends in order, with its own record
@@ -126,6 +129,16 @@ def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         tracker.finish(status, [] if run is None else run.samples)
         raise
+
+
+def _serve_metrics(stack: ExitStack, job: Job, run: "Run", progress: Progress) -> None:
+    """Serve the run's figures to Prometheus until the context ends, and say where."""
+    metrics = RunMetrics(
+        run.collector, progress, lambda: run.committed_rows, run_id=job.run_id, output=job.table.name
+    )
+    host, bind_hosts = driver_hosts(job.spark)
+    port = stack.enter_context(served(metrics, port=job.options.metrics_port or 0, hosts=bind_hosts))
+    job.terminal.say("Metrics", f"http://{host}:{port}/metrics")
 
 
 class Run:

@@ -42,7 +42,7 @@ UNUSED = frozenset(
         *("on_error", "max_error_rate", "retry_errors", "redo_changed", "new_spec", "commit_every"),
         *("group_by_prefix", "compute_each", "mlflow_experiment", "price_per_hour", "collector_port"),
         *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),
-        *("gold_column", "dry_run"),
+        *("metrics_port", "notify", "gold_column", "dry_run"),
     }
 )
 """Options of the job that have no meaning here: they are about the output, the whole table, or the run."""

@@ -86,13 +86,7 @@ class Collector:
         on_report: Callable[[ServerStats, JobStats], None] | None = None,
     ) -> Self:
         """Create a collector that is reachable at the address of Spark's driver."""
-        conf = spark.sparkContext.getConf()
-        if conf.get("spark.master", "").startswith("local["):
-            host, bind_hosts = "127.0.0.1", ["127.0.0.1"]
-        else:
-            host = conf.get("spark.driver.host", "127.0.0.1")
-            # In a container, the advertised address may be known only outside the container.
-            bind_hosts = [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
+        host, bind_hosts = driver_hosts(spark)
         return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, port=port, on_report=on_report)
 
     def __enter__(self) -> Self:
@@ -206,6 +200,16 @@ class Collector:
                 self.accounts.add(stats, job_age_s=now_s - self._started_s)
                 self.replicas.add(stats, self.job_of(stats))
                 self.rates.add(stats, self.job_of(stats))
+
+
+def driver_hosts(spark: "SparkSession") -> tuple[str, list[str]]:
+    """Return the driver's address for others, and the addresses at which it may listen, the best first."""
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.master", "").startswith("local["):
+        return "127.0.0.1", ["127.0.0.1"]
+    host = conf.get("spark.driver.host", "127.0.0.1")
+    # In a container, the advertised address may be known only outside the container.
+    return host, [conf.get("spark.driver.bindAddress", host), host, "0.0.0.0"]
 
 
 class SilenceWatch:

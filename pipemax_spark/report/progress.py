@@ -105,6 +105,16 @@ class Progress:
         with self._lock:
             self._rows_total += rows
 
+    @property
+    def rows_total(self) -> int:
+        """The rows to be done so far."""
+        with self._lock:
+            return self._rows_total
+
+    def seconds(self) -> float:
+        """Return the seconds since this object was made."""
+        return time.monotonic() - self._started_s
+
     def rows_per_s(self) -> float | None:
         """Return the rate since the first rows were done; None before that, and while it is too short ago to tell."""
         with self._lock:
@@ -138,9 +148,7 @@ class Progress:
 
     def line(self, sample: Sample) -> str:
         """Return the line of this sample."""
-        with self._lock:
-            rows_total = self._rows_total
-        return self._line.text(sample, rows_total=rows_total, servers=self._collector.servers())
+        return self._line.text(sample, rows_total=self.rows_total, servers=self._collector.servers())
 
     def _check_limits(self) -> None:
         if self._is_stopping_job:

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SECRETS = {
     name: f"canary-{name.lower().replace('_', '-')}"
     for name in ("AWS_SECRET_ACCESS_KEY", "DATABRICKS_TOKEN", "HF_TOKEN", "COLLECTOR_TOKEN")
-}
+} | {"PIPEMAX_NOTIFY_URL": "http://127.0.0.1:9/canary-notify-url"}
 COMMAND = f"""
 import secrets
 secrets.token_urlsafe = lambda length: {SECRETS["COLLECTOR_TOKEN"]!r}

@@ -89,6 +89,8 @@ class ServerStats(Message):
     start; empty for an engine without replicas. The figures above are then those of all together."""
     gpus: list[str] = field(default_factory=list)
     """The UUIDs of the server's GPUs; empty without any."""
+    metrics_port: int | None = None
+    """The port at which the server serves its figures to Prometheus; None if it does not."""
     machine_fault: str = ""
     """The fault of the machine, such as of a GPU, that the engine died of; empty if it did not."""
     jobs: dict[str, JobStats] = field(default_factory=dict)
