@@ -63,6 +63,8 @@ class JobOptions:
     """Commit about so many random rows first, and end the run if their answers differ from those of the last run."""
     group_by_prefix: bool = False
     """Sort the rows by prompt, so that the engine reads only once a prefix that neighbours share."""
+    order_by: str | None = None
+    """The order in which rows are annotated, as in SQL; nulls last."""
     compute_each: bool = False
     """Compute every row, even if its request equals another row's."""
     work_dir: str | None = None
@@ -123,6 +125,7 @@ class JobOptions:
         self._check_limits()
         if self.notify is not None:
             check_url(self.notify)
+        self._check_order()
         check_pooling(
             self.generation,
             self.source,
@@ -194,6 +197,12 @@ class JobOptions:
                 raise JobError(f"{name} is {value}; give a number above 0")
         if self.max_cost is not None and not self.price_per_hour:
             raise JobError("--max-cost needs --price-per-hour, the price of the whole cluster")
+
+    def _check_order(self) -> None:
+        if self.order_by is not None and self.group_by_prefix:
+            raise JobError(
+                "--order-by and --group-by-prefix are two orders of the same rows; give one of them"
+            )
 
     def _check_ids_given(self) -> None:
         for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):

@@ -310,6 +310,11 @@ OPTIONS: dict[str, Option] = {
     "group_by_prefix": Option(
         _RUN, "Sort the rows by prompt, so that the engine reads a prefix that many prompts share only once."
     ),
+    "order_by": Option(
+        _RUN,
+        "The order in which rows are annotated, as in SQL: 'priority DESC', 'length(text), id'; nulls last. "
+        "--limit, or an early end, leaves out the last rows.",
+    ),
     "compute_each": Option(
         _RUN,
         "Compute every row; default: equal requests are computed once, and all of their rows get the answer.",

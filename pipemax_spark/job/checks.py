@@ -20,6 +20,7 @@ from pipemax_spark.request.spec import AnnotationSpec
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_columns, check_id_type, check_ids
+from pipemax_spark.rows.order_by import check_order
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.sample import sample_requests
 from pipemax_spark.rows.volatile import check_steady
@@ -57,6 +58,8 @@ def check_job(call: JobCall) -> Checked:
         id_columns=id_columns,
         requests=options.request_columns,
     )
+    if options.order_by is not None and not source.is_blank:
+        check_order(source.rows, options.order_by, name=source.name)
     call.table.check_usable(replaces=options.retry_errors or options.redo_changed)
     if call.table.exists():
         _check_output(call, source, schema, id_columns)

@@ -20,6 +20,7 @@ from pipemax_spark.job.resuming import resuming_of
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
+from pipemax_spark.rows.order_by import first_rows, order_of
 from pipemax_spark.rows.remaining import Remaining
 from pipemax_spark.rows.slicing import Slices, Slicing
 from pipemax_spark.rows.workdir import LeftRun
@@ -171,7 +172,7 @@ class Preparing:
             return None
         if not has_spools:
             self._engines.begin()
-        if limit is not None and not has_spools:
+        if limit is not None and not has_spools and self._job.options.order_by is None:
             keys, wanted = keys.limit(limit), min(known, limit)
         left = remaining.rows_of(batch, keys, are_few=wanted <= _SMALL_BATCH_ROWS)
         return _Left(expected=known, rows=left, known=known, version=version)
@@ -255,7 +256,8 @@ class Preparing:
         if limit is not None:
             known = rows.count() if known is None else known
             # A limit may take other rows when Spark recomputes it, so it is computed once.
-            rows = self._written("limited", rows.limit(limit))
+            order = order_of(self._job.spark, self._job.options.order_by)
+            rows = self._written("limited", first_rows(rows, order, limit))
             expected = min(known, limit)
         spans = self._slicing.write_with_canary(self._number, rows, expected)
         return Slices(spans=spans, rows=None if known is None else expected, num_left=known)

@@ -27,7 +27,8 @@ def worth_a_try(
 
     With ``of_template``, the template is examined too, in one more pass over at most a million rows.
     """
-    if not _has_text_first(options, checked.reply, rows):
+    # In the order that the user wants, the rows' neighbours are not for prompts to choose.
+    if options.order_by is not None or not _has_text_first(options, checked.reply, rows):
         return []
     requests = options.request_columns.add(rows)
     prompts = sample_by_beginning(requests, prompt_text(requests), rows_in=rows_in)

@@ -3,13 +3,15 @@
 The rows that are left are written once, as Parquet, in slices. A chunk is a run of consecutive slices; its number never
 names other rows. A row's slice depends only on the row's values, never on its place: when an executor is lost while
 slices are written, Spark recomputes its part of the shuffle, possibly in another order, and each row must go to the
-same slice again. There are two orders:
+same slice again (``arranging``). There are three orders:
 
 - dealt: a hash decides a row's slice, so slices are alike. Within a slice the rows are sorted by prompt length and
   distributed one by one, so every partition of a chunk gets short and long rows in proportion. Rows with equal
   requests may be kept together (``equal_rows``), so that one engine computes them once;
 - by prefix: all rows are sorted by their prompt, slices are cut from end to end, and so are a chunk's partitions,
-  so that prompts with the same beginning reach the engine one after the other.
+  so that prompts with the same beginning reach the engine one after the other;
+- by importance (``--order-by``): a slice holds a range of the order's values, the first rows in slice 0. Within a slice
+  rows are dealt as above, so chunks are the unit of the order.
 
 A row's place within its slice is stored with the row. It is a hint for spreading rows evenly, and may be any number.
 
@@ -25,11 +27,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipemax_spark.executor.requests import KEY_COLUMN, OVERRIDES_COLUMN
-from pipemax_spark.request.columns import prompt_text, without_request_columns
+from pipemax_spark.executor.requests import KEY_COLUMN
+from pipemax_spark.request.columns import without_request_columns
+from pipemax_spark.rows.arranging import HASH, HELPERS, LENGTH, RANK, SLICE, WRITER, arranged, nth
 from pipemax_spark.rows.equal_rows import shared_rank
+from pipemax_spark.rows.order_by import OrderKey
 from pipemax_spark.rows.partition_keys import partition_keys
 from pipemax_spark.spark.helper_columns import free_name, name_in
 from pipemax_spark.spark.sql import quoted
@@ -39,20 +43,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_SLICE, _RANK = "__pipemax_slice", "__pipemax_rank"
-_LENGTH, _TEXT, _HASH = "__pipemax_length", "__pipemax_text", "__pipemax_hash"
-_WRITER = "__pipemax_writer"
 _MAX_SLICES = 4_096
 _MIN_SLICE_ROWS_PER_SLOT = 64
-_WRITERS_PER_SLOT = 4
 _MIN_FIRST_ROWS_PER_SLOT = 256
 _GUESSED_ROWS_PER_S_AND_SLOT = 1.0
 """The assumed rate for the first chunk, before any engine has shown its rate."""
 _GROWTH = 4
 """A chunk has at most this many times the rows of the chunk before it, because the first rates are rough."""
-_INDEX_BITS = 33
-"""``monotonically_increasing_id`` holds the row's place in its partition in this many bits."""
-
 _TELLING_CORRELATION = 0.2
 """Of prompt and answer lengths, from which on prompts say which answers are long. In simulations without any
 correlation, the order by prompts cost up to 3% of a run."""
@@ -130,85 +127,36 @@ def write_slices(
     slices: int,
     slots: int,
     by_prefix: bool = False,
+    order: Sequence[OrderKey] = (),
     equal_together: bool = False,
     max_tokens: int = 2**31 - 1,
 ) -> SliceSpan:
     """Write rows with their keys (``RequestColumns.add_with_keys``), in slices, and return all of these.
 
     Their prompts decide the order and are not written. ``identity`` is a column that distinguishes rows, for instance
-    by their ids; rows with the same identity are in one slice. With ``equal_together``, rows of a slice with the same
-    identity also get the same rank, but for large groups. ``max_tokens`` is that of rows that do not say their own.
+    by their ids; rows with the same identity, and equal in ``order``, are in one slice. With ``equal_together``, rows
+    of a slice with the same identity also get the same rank, but for large groups. ``max_tokens`` is that of rows that
+    do not say their own.
     """
-    rows = _arranged(requests, identity, slices, slots, by_prefix, max_tokens)
+    rows = arranged(
+        requests,
+        identity,
+        slices=slices,
+        slots=slots,
+        by_prefix=by_prefix,
+        order=order,
+        max_tokens=max_tokens,
+    )
 
     def named(helper: str) -> str:
         return name_in(helper, requests.columns)
 
     if equal_together and not by_prefix:
-        partition, order = [[*map(named, some)] for some in ((_SLICE, _WRITER), (_LENGTH, _HASH))]
-        rows = rows.withColumn(named(_RANK), shared_rank(partition, order, place=named(_RANK)))
-    helpers = map(named, (_HASH, _TEXT, _LENGTH, _WRITER))
-    without_request_columns(rows).drop(*helpers).write.partitionBy(named(_SLICE)).parquet(path)
+        partition, within = [[*map(named, some)] for some in ((SLICE, WRITER), (LENGTH, HASH))]
+        rows = rows.withColumn(named(RANK), shared_rank(partition, within, place=named(RANK)))
+    without = without_request_columns(rows).drop(*map(named, HELPERS))
+    without.write.partitionBy(named(SLICE)).parquet(path)
     return SliceSpan(path=path, first=0, end=slices)
-
-
-def _arranged(
-    requests: "DataFrame", identity: "Column", slices: int, slots: int, by_prefix: bool, max_tokens: int
-) -> "DataFrame":
-    """Return the rows with their slices and their places in their writers' partitions."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    text = prompt_text(requests)
-    writers = min(slices, _WRITERS_PER_SLOT * slots)
-    names = (name_in(helper, requests.columns) for helper in (_HASH, _TEXT, _SLICE, _RANK, _LENGTH, _WRITER))
-    hashes, texts, number, rank, length, writer = names
-    hashed = requests.withColumn(hashes, F.xxhash64(identity))
-    if by_prefix:
-        # The second key allows a cut between rows with the same prompt when a slice is full.
-        arranged = (
-            hashed.withColumn(texts, F.coalesce(text, F.lit("")))
-            .repartitionByRange(slices, texts, hashes)
-            .sortWithinPartitions(texts, hashes)
-            .withColumn(number, F.spark_partition_id())
-        )
-    else:
-        arranged = (
-            hashed.withColumn(length, _expected_length(requests, text, max_tokens))
-            .withColumn(number, F.pmod(hashes, F.lit(slices)).cast("int"))
-            .withColumn(writer, _nth(partition_keys(writers), F.col(number) % writers))
-            .repartition(writers, writer)
-            .sortWithinPartitions(number, writer, length, hashes)
-        )
-    return arranged.withColumn(rank, _place_in_partition())
-
-
-def _expected_length(requests: "DataFrame", text: "Column", max_tokens: int) -> "Column":
-    """Return a column by which rows are sorted, the longest last."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    length = F.coalesce(F.length(text), F.lit(0))
-    overrides = name_in(OVERRIDES_COLUMN, requests.columns)
-    if overrides not in requests.columns:
-        return length
-    kind: Any = requests.schema[overrides].dataType
-    if "max_tokens" not in getattr(kind, "names", ()):  # NULL has no fields
-        return length
-    # Of any type that users have it in; a value that is none is its row's error.
-    own_max_tokens = requests[overrides]["max_tokens"].try_cast("double")
-    return F.struct(F.coalesce(own_max_tokens, F.lit(max_tokens)).alias("max_tokens"), length.alias("length"))
-
-
-def _place_in_partition() -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.monotonically_increasing_id().bitwiseAND((1 << _INDEX_BITS) - 1)
-
-
-def _nth(values: Sequence[int], place: "Column") -> "Column":
-    """Return a column with the value at ``place``, counted from 0."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.element_at(F.array(*map(F.lit, values)), place + 1)
 
 
 class SlicedRows:
@@ -230,7 +178,7 @@ class SlicedRows:
         from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
         # The file index is built here, once; the schema is given, because files do not keep which columns may be null.
-        helpers = [free_name(helper, schema.names) for helper in (KEY_COLUMN, _RANK, _SLICE)]
+        helpers = [free_name(helper, schema.names) for helper in (KEY_COLUMN, RANK, SLICE)]
         self._key, self._rank, self._slice = helpers
         fields = StructType([*schema.fields]).add(self._key, StringType())
         fields = fields.add(self._rank, LongType()).add(self._slice, IntegerType())
@@ -286,7 +234,7 @@ class SlicedRows:
         target = self._target(chunk, partitions)
         if place is not None:
             target = _in_turn(place, self._all[self._rank], partitions, executors)
-        target = _nth(partition_keys(partitions), target.cast("int"))
+        target = nth(partition_keys(partitions), target.cast("int"))
         number = self._all[self._slice]
         chosen = self._all.where((number >= chunk.first_slice) & (number < chunk.end_slice))
         spread = chosen.repartition(partitions, target)
@@ -317,9 +265,9 @@ class SlicedRows:
 
         ranks = self._ranks[chunk.first_slice : chunk.end_slice]
         number = F.col(self._slice) - chunk.first_slice
-        rank = F.col(self._rank) - _nth([first for first, _ in ranks], number)
+        rank = F.col(self._rank) - nth([first for first, _ in ranks], number)
         # In the middle of its share, so that slices of other sizes mix.
-        place = (rank + 0.5) / _nth([last - first + 1 for first, last in ranks], number)
+        place = (rank + 0.5) / nth([last - first + 1 for first, last in ranks], number)
         return 1 - place if order is RowOrder.LAST_RANK_FIRST else place
 
 

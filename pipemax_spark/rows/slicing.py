@@ -8,6 +8,7 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.chunks import SlicedRows, SliceSpan, number_of_slices, write_slices
 from pipemax_spark.rows.equal_rows import frequent_keys, group_of
+from pipemax_spark.rows.order_by import order_of
 from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.rows.workdir import WorkDirectory
 from pipemax_spark.spark.slots import other_slots, slots_of
@@ -76,6 +77,7 @@ class Slicing:
             slices=slices,
             slots=other_slots(self._spark),
             by_prefix=self._options.group_by_prefix,
+            order=order_of(self._spark, self._options.order_by),
             equal_together=together,
             max_tokens=self._options.generation.max_tokens,
         )

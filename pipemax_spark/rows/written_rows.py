@@ -147,6 +147,7 @@ def rows_hash(options: JobOptions, checked: Checked) -> str | None:
         "overrides_column": options.overrides_column,
         "id_columns": checked.id_columns,
         "by_prefix": options.group_by_prefix,
+        "order_by": options.order_by,
         "compute_each": options.compute_each,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
