@@ -165,9 +165,9 @@ def compare(
 
     One engine on this machine answers the rows under both, and ends. Nothing is written but the page.
 
-      pipemax compare tickets.parquet --model org/name --choice bug --choice praise \
-          --template "Is this praise? {body}" --template "{body}\nBug or praise?" \
-          --gold-column label
+      pipemax compare tickets.parquet --model org/name --gold-column label \
+          --choice bug --choice praise \
+          --template "Is this praise? {body}" --template "{body}\nBug or praise?"
     """
     del arguments["version"]
     read = OPTIONS["template"].read or str
