@@ -187,7 +187,7 @@ class Night:
     def _submit(self, now_s: float) -> bool:
         """Submit a chunk if one may begin; return False if none will any more."""
         outlook = forecast([self._limit], self._pace, self._prior)
-        is_known = outlook is not None and self._pace.rows_per_s_to_come() is not None
+        is_known = outlook is not None and self._pace.last.rows > 0
         if self._warned_at is None and is_known and outlook.rows.high < self._plan.rows:
             self._warned_at = now_s / self._limit_s
         is_room_known = self._ended_rows > 0 or bool(self._tasks)

@@ -72,7 +72,8 @@ def check_job(call: JobCall) -> Checked:
     terminal.say("Input", f"{source.description}: {rows_in:,} rows{condition}")
     if not options.incremental:
         options.check_row_count(rows_in, source=f"input {source.name!r}{condition}")
-    engine_options, reply = check_engine(call, source.rows, rows_in, samples=options.dry_run)
+    counts_tokens = options.dry_run or options.max_tokens_total is not None
+    engine_options, reply = check_engine(call, source.rows, rows_in, samples=counts_tokens)
     spec = AnnotationSpec.of(
         reply,
         source=options.source,

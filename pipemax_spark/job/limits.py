@@ -137,8 +137,7 @@ class RunLimits:
             if seconds < self._forecast_at_s + _FORECAST_S:
                 return None
             self._forecast_at_s = seconds
-            is_known = self._pace.rows_per_s_to_come() is not None
-            self._outlook = forecast(self.limits, self._pace) if is_known else None
+            self._outlook = forecast(self.limits, self._pace) if rows else None
             warning = self._warning()
         if warning is not None:
             warn(warning)

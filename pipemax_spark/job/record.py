@@ -220,7 +220,7 @@ def conclude(
 def _limit_line(limit: LimitReachedError, used: str, counts: RowCounts) -> str:
     """Return what the last line says of a run that a limit has ended. The report's cost is of a shorter time."""
     left = f"{counts.undone:,} of {counts.to_do or 0:,} rows are left"
-    return f"{limit} ({used}); {left}. Run the same command again to go on"
+    return f"{limit} ({used}); {left}. Run the same command again to go on, from what engines had completed"
 
 
 def _advice(summary: Summary, worth_a_try: Sequence[Finding]) -> str | None:

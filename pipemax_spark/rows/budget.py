@@ -27,8 +27,9 @@ _FIRST_LAG_S = 60.0
 _LAGS = 8
 _LEAST_S = 30.0
 """A chunk is not halved below the rows of this time: each costs a commit."""
-_KNOWN_AFTER_S = 120.0
-"""From the first row on. What a shorter time says of the hours to come is left unsaid."""
+_KNOWN_AFTER_S, _KNOWN_SHARE = 120.0, 0.05
+"""From the first row on, in seconds and of the limit: what a shorter time says of the hours to come is left unsaid,
+because engines start one after the other. A quarter of an hour is enough."""
 _NORMAL = 1.96
 
 
@@ -121,18 +122,24 @@ class Pace:
         return self._ratio(_RECENT_S, of_tokens=True)
 
     def rows_per_s_to_come(self) -> Interval | None:
-        """Return the rate of the hours to come, with bounds that also cover the rate since the first row.
+        """Return the rate of the hours to come; None while it is unknown.
 
-        None while too little is known.
+        Its bounds also cover the rates since the first row and of the last third of that: executors may still come.
         """
-        if not self._samples or self.last.seconds - self._samples[0].seconds < _KNOWN_AFTER_S:
+        rates = [
+            rate
+            for span_s in (_RECENT_S, self.known_s, self.known_s / 3)
+            if (rate := self._ratio(span_s)) is not None
+        ]
+        if len(rates) < 3:
             return None
-        recent, whole = self._ratio(_RECENT_S), self._ratio(math.inf)
-        if recent is None or whole is None:
-            return None
-        return Interval(
-            low=min(recent.low, whole.low), middle=recent.middle, high=max(recent.high, whole.high)
-        )
+        low, high = min(rate.low for rate in rates), max(rate.high for rate in rates)
+        return Interval(low=low, middle=rates[0].middle, high=high)
+
+    @property
+    def known_s(self) -> float:
+        """The seconds since the first row was done."""
+        return self.last.seconds - self._samples[0].seconds if self._samples else 0.0
 
     def _ratio(self, span_s: float, *, of_tokens: bool = False) -> Interval | None:
         """Return rows per second, or tokens per row, over the last ``span_s``."""
@@ -185,10 +192,13 @@ class Outlook:
 
 def forecast(limits: Sequence[Limit], pace: Pace, prior: Prior = Prior()) -> Outlook | None:
     """Return what will be done by the limit that is reached first; None while too little is known for any of them."""
-    rate = pace.rows_per_s_to_come() or (None if pace.last.rows else prior.rows_per_s)
-    of_row = pace.tokens_per_row() or (None if pace.last.rows else prior.tokens_per_row)
+    rate = pace.rows_per_s_to_come() if pace.last.rows else prior.rows_per_s
+    of_row = pace.tokens_per_row() if pace.last.rows else prior.tokens_per_row
     outlooks = []
     for limit in limits:
+        known_after_s = min(_RECENT_S, max(_KNOWN_AFTER_S, _KNOWN_SHARE * (limit.seconds or 0.0)))
+        if pace.last.rows and pace.known_s < known_after_s:
+            continue
         if limit.seconds is not None and rate is not None:
             left_s = max(0.0, limit.seconds - pace.last.seconds)
             more = Interval(low=rate.low * left_s, middle=rate.middle * left_s, high=rate.high * left_s)

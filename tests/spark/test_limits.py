@@ -13,9 +13,10 @@ import pytest
 
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.report.summary import Summary
+from pipemax_spark.request.questions import read_questions
 from pipemax_spark.rows import chunks
 from tests.fakes.settings import expected_text, fake_config
-from tests.spark.conftest import Jobs, words
+from tests.spark.conftest import Jobs, Nights, words
 from tests.spark.test_killed_job import rows_in_spool, start_job
 from tests.waiting import wait_until
 
@@ -74,7 +75,7 @@ def test_no_chunk_begins_that_would_not_end_and_the_next_run_does_the_rest(
     assert run.printed.splitlines()[-1] == (
         "Warning: --max-cost 200 leaves too little for another chunk (60 min since the job's start, cost 199.72, "
         f"{run.printed.rpartition('cost 199.72, ')[2].partition(' tokens')[0]} tokens); {6_000 - done:,} of 6,000 "
-        "rows are left. Run the same command again to go on"
+        "rows are left. Run the same command again to go on, from what engines had completed"
     )
     assert re.search(rf"^Still to do +{6_000 - done:,} \(ended by max_cost\)$", run.printed, re.M)
     assert len(run.rows()) == done, "each chunk that has begun is committed"
@@ -103,6 +104,39 @@ def test_at_the_limit_the_engine_drops_its_rows_and_what_it_had_completed_is_kep
     [counts] = [row["annotation"]["text"] for row in run.rows() if row["id"] == 600]
     assert json.loads(counts)["aborted"] > 0
     assert has_each_row_once(run, rows)
+
+
+@pytest.mark.long  # nights; what ends them is the same
+def test_a_night_that_ends_at_its_limit_is_gone_on_with_by_the_next(nights: Nights) -> None:
+    run = nights.jobs
+    nights.append(words(0, 300))
+    nights.run(id_columns=("id",))
+    nights.append(words(300, 400))
+    options = {"input": nights.input, "incremental": True, "id_columns": ("id",), "max_hours": 1.0}
+    seconds = iter([0.0])
+    summary = limited(run, lambda: next(seconds, 7_200.0), **options)
+    assert (summary.complete, summary.rows_left, summary.ended_by) == (False, None, "max_hours")
+    assert "100 of 100 rows are left" in run.printed
+    nights.append(words(400, 410))
+    summary = limited(run, lambda: 0.0, **options)
+    assert (summary.complete, summary.rows_in, summary.rows_out) == (True, 110, 110)
+    assert has_each_row_once(run, words(0, 410))
+
+
+@pytest.mark.long  # its decisions are in the units
+def test_the_tokens_of_a_run_are_foretold_by_the_sample_and_counted_over_all_questions(run: Jobs) -> None:
+    run.write_input(words(0, 400))
+    question = "Is it good?"
+    run.defaults = replace(
+        run.defaults,
+        id_columns=("id",),
+        ask=read_questions({"good": question, "bad": question}, run.defaults.generation),
+    )
+    summary = limited(run, lambda: 0.0, max_tokens_total=1_000)
+    assert summary.ended_by == "max_tokens_total"
+    assert "max-tokens-total 1,000: at most" in run.printed
+    assert limited(run, lambda: 0.0, max_tokens_total=1_000_000).complete
+    assert sorted(row["id"] for row in run.rows()) == list(range(400))
 
 
 @pytest.mark.long  # a process; the units show the statuses

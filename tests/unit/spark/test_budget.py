@@ -119,7 +119,9 @@ def test_without_any_rate_chunks_begin_in_the_first_half_of_the_time() -> None:
 
 
 def test_what_little_was_seen_is_not_taken_for_the_night() -> None:
-    assert pace_of(10.0, 119).rows_per_s_to_come() is None
+    assert forecast([HOUR], pace_of(10.0, 180)) is None, "a twentieth of the limit is too little"
+    assert forecast([HOUR], pace_of(10.0, 182)) is not None
+    assert forecast([TOKENS], pace_of(10.0, 119)) is None
     outlook = forecast([HOUR], pace_of(10.0, 600, noise=0.5))
     assert outlook is not None
     assert outlook.rows.low < 36_000 < outlook.rows.high
