@@ -13,7 +13,9 @@ from rich.text import Text
 from pipemax_spark.report.intervals import mcnemar_p, share_text
 from pipemax_spark.report.page_parts import duration
 from pipemax_spark.report.side_by_side import Answered, TriedRow, plain_text, shortened
+from pipemax_spark.report.summary import counted
 from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.rows.annotated import ANNOTATION
 
 SHOWN_PAIRS = 20
 NAMES = ("A", "B")
@@ -76,7 +78,7 @@ class Comparison:
         return [*facts, ("", note)]
 
     def _accuracies(self, answers: str, column: str) -> Iterator[tuple[str, str]]:
-        of_question = f"{answers}: " if len(self.golds) > 1 or answers != "annotation" else ""
+        of_question = f"{answers}: " if answers != ANNOTATION else ""
         for side, name in enumerate(NAMES):
             right, rows = self.right(side, answers)
             text = f"{share_text(right, rows)}: {right:,} of {rows:,} rows" if rows else "no row has a value"
@@ -85,7 +87,7 @@ class Comparison:
         p = mcnemar_p(only_a, only_b)
         yield (
             "Only one is right",
-            f"{of_question}A in {only_a:,} rows, B in {only_b:,}; equally good prompts differ so much with "
+            f"{of_question}A in {counted(only_a, 'row')}, B in {only_b:,}; equally good prompts differ so much with "
             f"p = {p:.2g} (McNemar's exact test)",
         )
 
@@ -96,7 +98,7 @@ class Comparison:
         generated = sum(row.completion_tokens for row in answered.rows) / rows
         seconds = self.rows_in / answered.rows_per_s
         cost = "" if self.price_per_hour is None else f", cost {seconds / 3600 * self.price_per_hour:,.2f}"
-        errors = f"; {failed:,} rows with an error" if failed else ""
+        errors = f"; {counted(failed, 'row')} with an error" if failed else ""
         return (
             f"{read:,.1f} tokens read and {generated:,.1f} generated per row, {1 / answered.rows_per_s:.3f} s; "
             f"{self.rows_in:,} rows: {read * self.rows_in:,.0f} and {generated * self.rows_in:,.0f} tokens, "
@@ -129,7 +131,9 @@ def print_comparison(terminal: Terminal, comparison: Comparison, *, shows_rows: 
                     console.print(line, markup=False, highlight=False, soft_wrap=True)
                 console.print()
         if (left := len(differing) - SHOWN_PAIRS) > 0:
-            console.print(f"{left:,} further rows differ.", markup=False, highlight=False)
+            console.print(
+                f"The answers of {counted(left, 'further row')} differ.", markup=False, highlight=False
+            )
     for name, text in comparison.facts():
         console.print(f"{name:<{_LABEL_WIDTH}}{text}", markup=False, highlight=False, soft_wrap=True)
 

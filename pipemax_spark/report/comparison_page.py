@@ -9,6 +9,7 @@ from pipemax_spark.report.comparison import NAMES, Comparison, answer_text, name
 from pipemax_spark.report.page_parts import STYLE, breakable, facts, text_block, tiles
 from pipemax_spark.report.sampled_rows import Excerpt
 from pipemax_spark.report.side_by_side import TriedRow
+from pipemax_spark.report.summary import counted
 
 _MOST_PAIRS = 200
 
@@ -42,7 +43,7 @@ def _pairs(comparison: Comparison) -> str:
     if not differing:
         return "<h2>No answers differ</h2>"
     left = len(differing) - _MOST_PAIRS
-    rest = f"<p class='soft'>{left:,} further rows differ.</p>" if left > 0 else ""
+    rest = f"<p class='soft'>The answers of {counted(left, 'further row')} differ.</p>" if left > 0 else ""
     return (
         f"<h2>Rows whose answers differ</h2>{''.join(_pair(*pair) for pair in differing[:_MOST_PAIRS])}{rest}"
     )

@@ -1,6 +1,9 @@
 """``pipemax compare``: the same drawn rows under two templates, by one engine that ends with it."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
@@ -18,11 +21,13 @@ from pipemax_spark.job.compare import CompareOptions, run_comparison
 from pipemax_spark.job.trial import in_drawn_order
 from pipemax_spark.report.comparison import Comparison
 from pipemax_spark.report.intervals import mcnemar_p
+from pipemax_spark.report.summary import counted
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
-from tests.spark.processes import servers_of
+from tests.spark.processes import SMALL_SPARK, servers_of
 
+BIN = Path(sys.executable).parent
 LABELS = ("bug", "question", "praise")
 TEMPLATES = ("Say {text}", "Shout {text}")
 Compared = Callable[..., Comparison]
@@ -90,14 +95,14 @@ def test_two_templates_are_compared_by_answers_truth_tokens_and_cost(
         sum(answers[i][side] == truth != answers[i][1 - side] for i, truth in truths.items())
         for side in (0, 1)
     ]
-    assert f"A in {only[0]} rows, B in {only[1]}; " in run.printed
+    assert f"A in {counted(only[0], 'row')}, B in {only[1]}; " in run.printed
     assert f"p = {mcnemar_p(*only):.2g} " in run.printed
     seconds = comparison.answered[0].seconds
-    assert f"cost {seconds / 100:,.2f}; 1 rows with an error" in run.printed, "36 an hour are 0.01 a second"
+    assert f"cost {seconds / 100:,.2f}; 1 row with an error" in run.printed, "36 an hour are 0.01 a second"
     shown = re.findall(r"^ *(\d+) A +(\w+)$", run.printed, re.MULTILINE)
     assert len(shown) == 20
     assert all(answers[int(i)][0] == text != answers[int(i)][1] for i, text in shown)
-    assert f"{60 - equal - 1 - 20} further rows differ." in run.printed
+    assert f"The answers of {60 - equal - 1 - 20} further rows differ." in run.printed
     text = unescape(page.read_text(encoding="utf-8"))
     assert text.count("prompt B") == 59 - equal
     assert "answer A, right" in text
@@ -178,3 +183,25 @@ def test_help_names_what_is_compared_and_leaves_out_what_is_about_the_output() -
         shown
     )
     assert not {"--output", "--incremental", "--prompt-column"} & set(shown)
+
+
+@pytest.mark.long  # a process
+def test_the_command_compares_on_this_machine_and_leaves_a_page_and_no_process(
+    table: str, own_python: str, tmp_path: Path
+) -> None:
+    arguments = [
+        *(BIN / "pipemax", "compare", "--input", table, "--output", tmp_path / "out", "--model", "fake"),
+        *("--template", r"Say\n{text}", "--template", "Shout {text}", "--engine-python", own_python),
+        *("--rows", "5", "--commit-every", "often", "--id-columns", "id", "--ask", "kind=Which?"),
+    ]
+    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": f"{SMALL_SPARK} pyspark-shell"}
+    done = subprocess.run(
+        arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ignored  --output, --commit-every:" in done.stdout
+    assert re.search(r"^Template A +'Say\\n\{text\}'$", done.stdout, re.MULTILINE)
+    assert len(re.findall(r"^ *\d+ A +reply to Say word \d+Which\?$", done.stdout, re.MULTILINE)) >= 4
+    assert f"Page               {tmp_path / 'compare.html'}" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} <= {"in.parquet", "artifacts", "compare.html"}
+    assert not servers_of(own_python)

@@ -243,7 +243,8 @@ def metrics() -> str:
             _row("`time/…_s`", "Seconds of the engines by what they did: the time account."),
             _row(
                 "`total/accuracy`",
-                "Share of rows that agree with the label column (`--gold-column`).",
+                "Share of rows that agree with the label column (`--gold-column`); with questions "
+                "`total/accuracy_QUESTION`.",
             ),
             "\nParameters are the input, its version, the engine config, the generation and Spark settings; the input "
             "is the run's dataset. Artifacts are `report.html`, `summary.json`, `throughput.svg` and "

@@ -15,7 +15,7 @@ from pipemax_spark.engines.config import engine_config
 from pipemax_spark.errors import JobError
 from pipemax_spark.request.argument_types import checked_value
 from pipemax_spark.request.questions import read_questions
-from pipemax_spark.table import annotate_table
+from pipemax_spark.table import annotate_table, compare_prompts
 from pipemax_spark.transform import annotate, generation_spec
 from pipemax_spark.udf import pipemax_udf, register
 
@@ -28,11 +28,15 @@ class DataFrame:
 
 
 def call(function: Callable[..., Any], **given: Any) -> Any:
-    first = {"annotate": {"df": DATAFRAME}, "annotate_table": {"spark": SESSION}}.get(function.__name__, {})
+    first = {
+        "annotate": {"df": DATAFRAME},
+        "annotate_table": {"spark": SESSION},
+        "compare_prompts": {"spark": SESSION, "templates": ["a", "b"]},
+    }.get(function.__name__, {})
     return function(**{**first, **given})
 
 
-FUNCTIONS: tuple[Callable[..., Any], ...] = (annotate_table, annotate, pipemax_udf)
+FUNCTIONS: tuple[Callable[..., Any], ...] = (annotate_table, annotate, compare_prompts, pipemax_udf)
 WRONG: dict[str, tuple[Any, ...]] = {
     "str": (8, 1.5, True, ["x"], {"a": 1}, b"x", object(), DataFrame()),
     "int": ("8", 1.5, True, [8], {}, object()),
