@@ -69,6 +69,8 @@ class JobOptions:
     """Compute every row, even if its request equals another row's."""
     work_dir: str | None = None
     commit_every: timedelta = timedelta(minutes=15)
+    reuse: str | None = None
+    """An earlier output of the same spec, from which answers of equal requests are taken."""
     limit: int | None = None
     expect_rows: ExpectedRows | None = None
     """How many rows the input may have, or with ``incremental`` what was appended to it."""
@@ -126,6 +128,7 @@ class JobOptions:
         if self.notify is not None:
             check_url(self.notify)
         self._check_order()
+        self._check_reuse()
         check_pooling(
             self.generation,
             self.source,
@@ -204,6 +207,18 @@ class JobOptions:
                 "--order-by and --group-by-prefix are two orders of the same rows; give one of them"
             )
 
+    def _check_reuse(self) -> None:
+        if self.reuse is None:
+            return
+        if self.compute_each:
+            raise JobError(
+                "--compute-each computes every row, so nothing is taken from --reuse; give one of them"
+            )
+        if any(one.temperature != 0 and one.seed is None for one in self.generations):
+            raise JobError(
+                "--reuse needs repeatable answers: with --temperature and no --seed, each row is to have its own"
+            )
+
     def _check_ids_given(self) -> None:
         for name, value in (("select", self.select), ("redo-changed", self.redo_changed)):
             if value and not self.id_columns:
@@ -230,6 +245,11 @@ class JobOptions:
         return RequestColumns(
             self.source, self.overrides_column, self.select, self.ask, ROW_FAULT if is_batch else None
         )
+
+    @property
+    def generations(self) -> list[GenerationSpec]:
+        """The settings of each question, or of the one request that a row makes."""
+        return [question.generation for question in self.ask] or [self.generation]
 
     @property
     def error_limits(self) -> ErrorLimits:

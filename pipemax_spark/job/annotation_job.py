@@ -190,6 +190,7 @@ class AnnotationJob:
         counts.skipped += held
         with job.terminal.doing("looking for the rows that are left"):
             prepared = preparing.prepare(batch, rows, held=held)
+        counts.reused = preparing.reused
         if prepared is None:
             counts.skipped += rows
             return None

@@ -268,6 +268,11 @@ OPTIONS: dict[str, Option] = {
         name: Option(_PANELS.get(name, _MODEL), setting.help, **_READ_AS.get(name, {}))
         for name, setting in SETTINGS.items()
     },
+    "reuse": Option(
+        _ROWS,
+        "Earlier output of the same spec, Delta or Iceberg: rows with the request of one of its good rows take that "
+        "row's answer. --limit counts the other rows.",
+    ),
     "on_error": Option(
         _ROWS,
         "row: keep a failed row with its error; fail: end the job at the first failed row.",

@@ -12,6 +12,7 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.fit import check_columns_fit, check_types_kept, check_values_kept
 from pipemax_spark.job.job import EngineCall, JobCall
+from pipemax_spark.job.reuse import Reuse
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.policy_notes import wants_row_lengths
 from pipemax_spark.request.generation import with_image_settings
@@ -91,7 +92,7 @@ def check_job(call: JobCall) -> Checked:
         on_error=options.on_error,
         quotes_rows=not options.no_sample,
     )
-    return Checked(
+    checked = Checked(
         source=source,
         rows_in=rows_in,
         schema=schema,
@@ -100,6 +101,9 @@ def check_job(call: JobCall) -> Checked:
         spec=spec,
         plan=plan,
     )
+    if (reuse := Reuse.of(call, checked)) is not None and not source.is_blank:
+        reuse.check()
+    return checked
 
 
 def input_of(call: EngineCall) -> Source:

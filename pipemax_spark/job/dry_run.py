@@ -11,6 +11,7 @@ from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.limits import RunLimits
 from pipemax_spark.job.preparing import say_changed
+from pipemax_spark.job.reuse import Reuse
 from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.report.findings import runs_of_spec
 from pipemax_spark.report.page_parts import duration
@@ -37,8 +38,14 @@ def dry_run(call: JobCall, checked: Checked, limits: RunLimits) -> None:
     if done is not None:
         say_changed(call, remaining, left)
     rows_left, limit = left.count(), options.limit
-    to_do = rows_left if limit is None else min(rows_left, limit)
     done_earlier = checked.rows_in - rows_left
+    if rows_left and (reuse := Reuse.of(call, checked)) is not None:
+        reused = reuse.count(left)
+        rows_left -= reused.rows
+        terminal.say(
+            "Reuse", f"{reused.rows:,} rows would take answers of {options.reuse} ({reused.tokens:,} tokens)"
+        )
+    to_do = rows_left if limit is None else min(rows_left, limit)
     terminal.say("Output", f"{call.table.name}: {done_earlier:,} rows done earlier, {to_do:,} to do")
     if checked.reply.prompt_tokens:
         has_images = options.source.has_images(checked.source.rows.schema)

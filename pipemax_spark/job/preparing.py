@@ -17,6 +17,7 @@ from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
 from pipemax_spark.job.recovery import SpoolRecovery
 from pipemax_spark.job.resuming import resuming_of
+from pipemax_spark.job.reuse import Reuse, Reused
 from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
@@ -82,6 +83,9 @@ class Preparing:
         self._remaining = job.remaining
         self._number = -1
         """The batch's number, counted from 0."""
+        self._reuse = Reuse.of(job, job.checked)
+        self.reused = Reused()
+        """What was taken over from the table of ``--reuse``."""
         self.recovered_runs: list[str] = []
         """The dead runs of which rows were committed."""
         self.next_chunk = 0
@@ -113,7 +117,7 @@ class Preparing:
                 known = rows if self._is_empty and batch.stream is None else None
                 searched = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
                 left = _Left(expected=left.expected, rows=searched, known=known)
-            left = self._recover(left, claim, outcomes)
+            left = self._take_over(self._recover(left, claim, outcomes), claim, outcomes)
             if left.known is not None and left.known > 0:
                 self._engines.begin()
             slices = self._new_slices(left)
@@ -148,11 +152,13 @@ class Preparing:
         or wanted, this step finds and records their keys, and no later step searches for them again.
         """
         remaining, limit = self._remaining, self._job.options.limit
-        has_spools = bool(self._spools())  # dead runs may have completed all rows that are left
+        # Dead runs, or an earlier table, may have answers for all rows that are left.
+        may_be_answered = bool(self._spools()) or self._reuse is not None
         if not rows:
             return None
         if self._is_empty:
-            self._engines.begin()
+            if self._reuse is None:
+                self._engines.begin()
             return _Left(expected=rows)
         version = self._job.table.version()
         done = remaining.done(version)
@@ -160,7 +166,7 @@ class Preparing:
             # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if
             # the output holds rows that the input no longer has; if few are left, it is worth knowing how many.
             at_least: int = rows - done.count()
-            if at_least > 0 and not has_spools:
+            if at_least > 0 and not may_be_answered:
                 self._engines.begin()
             if at_least > rows * _CLEARLY_LEFT and limit is None:
                 return _Left(expected=at_least)
@@ -170,9 +176,9 @@ class Preparing:
         known = wanted = remaining.num_rows(keys)
         if not known:
             return None
-        if not has_spools:
+        if not may_be_answered:
             self._engines.begin()
-        if limit is not None and not has_spools and self._job.options.order_by is None:
+        if limit is not None and not may_be_answered and self._job.options.order_by is None:
             keys, wanted = keys.limit(limit), min(known, limit)
         left = remaining.rows_of(batch, keys, are_few=wanted <= _SMALL_BATCH_ROWS)
         return _Left(expected=known, rows=left, known=known, version=version)
@@ -233,6 +239,24 @@ class Preparing:
             left = _Left(expected=known, rows=rows, known=known)
         self._job.work.drop_left_runs()
         return left
+
+    def _take_over(self, left: _Left, claim: Claim, outcomes: Outcomes) -> _Left:
+        """Commit the rows that the table of ``--reuse`` answers, and return the rows that are left after that."""
+        if self._reuse is None or left.known == 0:
+            return left
+        assert left.rows is not None, "what is left is known once the output is claimed"
+        chunk = self.next_chunk
+        self.next_chunk += 1
+        path = self._job.work.rows_path(self._number, f"reused-{chunk}")
+        reused, rows, known = self._reuse.commit(left.rows, claim, outcomes, chunk=chunk, path=path)
+        self.reused += reused
+        self._is_empty = self._is_empty and reused.rows == 0
+        self._job.terminal.say(
+            "Reuse",
+            f"{reused.rows:,} rows took answers of {self._job.options.reuse} ({reused.tokens:,} tokens); {known:,} "
+            "are left",
+        )
+        return _Left(expected=known, rows=rows, known=known)
 
     def _commit_spool(
         self, claim: Claim, outcomes: Outcomes, run: LeftRun, left: "DataFrame"

@@ -15,6 +15,7 @@ from typing import Any, Self
 from pipemax_spark.errors import EndedBy, JobError, LimitReachedError, RowCountError, cause_of, ended_by
 from pipemax_spark.job.description import run_facts
 from pipemax_spark.job.job import Job, JobCall
+from pipemax_spark.job.reuse import Reused
 from pipemax_spark.job.run import Run
 from pipemax_spark.report.charts import charts_of, picture_of
 from pipemax_spark.report.engine_log import ENGINE_METRICS
@@ -32,7 +33,7 @@ from pipemax_spark.report.summary import SUMMARY_FILE, Findings, Summary, print_
 from pipemax_spark.report.time_accounts import working_seconds
 from pipemax_spark.request.error_limits import tell_high_share
 from pipemax_spark.rows.prompt_order import Finding
-from pipemax_spark.storage.fence import recovered_by
+from pipemax_spark.storage.fence import recovered_by, runs_named
 from pipemax_spark.storage.hadoop import write_file
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class RowCounts:
     """To be done by this run, committed or not; None as long as nothing was looked for."""
     done: int = 0
     """Committed by this run, and found in the table's history."""
+    reused: Reused = Reused()  # noqa: RUF009  it is frozen
+    """What was taken over from the table of ``--reuse``; these rows are among ``skipped``."""
     recovered_runs: Sequence[str] = ()
     """The dead runs of which this run has committed rows; these are among ``skipped``."""
 
@@ -131,6 +134,8 @@ class EndRecord:
             rows_out=committed,
             rows_skipped=counts.skipped,
             rows_left_out=counts.left_out,
+            rows_from_table=counts.reused.rows,
+            tokens_from_table=counts.reused.tokens,
             output=self._call.table.name,
             output_format=self._call.table.format_name,
             mlflow_run_id=None if self.run is None else self.run.tracker.run_id,
@@ -165,13 +170,22 @@ def too_many_errors(job: Job, of_run: CommittedTotals | None, recovered_runs: Se
     else:
         runs = recovered_runs
         # A run that found nothing judges the last run that has left rows under the spec, and those that it recovered.
-        if of_run is None and not runs and (earlier := runs_of_spec(job.table, spec_hash)):
+        if of_run is None and not runs and (earlier := _earlier_runs(job)):
             runs = [earlier[0], *recovered_by(job.table, earlier[0])]
         for run_id in runs:
             of_other = totals_of_run(job.table, run_id)
             of = f" in {name}, written by run {run_id},"
             reason = reason or limits.reason_to_fail(of_other.rows, of_other.errors, of=of)
     return reason and f"{reason}. --retry-errors retries the error rows"
+
+
+def _earlier_runs(job: Job) -> list[str]:
+    """Return the runs of this table that computed rows under the spec, the latest first.
+
+    Rows with answers of an earlier table (``--reuse``) name runs of that table, which are not to be judged here.
+    """
+    runs, named = runs_of_spec(job.table, job.checked.spec.hash), runs_named(job.table)
+    return [run_id for run_id in runs if run_id in named] or runs
 
 
 def conclude(
@@ -264,13 +278,16 @@ def _write_page(
 def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:
     """Write and print the summary of a run that found nothing left; return it, and why the job must fail, or None."""
     reason = too_many_errors(job, None, counts.recovered_runs)
-    job.terminal.say("Output", f"{job.table.name}: nothing new to do, no engine was started")
+    left = "nothing is left to compute" if counts.reused.rows else "nothing new to do"
+    job.terminal.say("Output", f"{job.table.name}: {left}, no engine was started")
     summary = Summary(
         complete=True,
         rows_left=0,
         ended_by=_ended_by(counts, has_failed=reason is not None),
         rows_in=counts.rows_in,
         rows_skipped=counts.skipped,
+        rows_from_table=counts.reused.rows,
+        tokens_from_table=counts.reused.tokens,
         output=job.table.name,
         output_format=job.table.format_name,
     )
@@ -320,6 +337,8 @@ def _summary(
         rows_skipped=counts.skipped,
         rows_left_out=counts.left_out,
         rows_reused=min(collector.totals().rows_reused, counts.done * max(1, len(job.options.ask))),
+        rows_from_table=counts.reused.rows,
+        tokens_from_table=counts.reused.tokens,
         prompt_tokens=totals.prompt_tokens,
         completion_tokens=totals.completion_tokens,
         reasoning_tokens=totals.reasoning_tokens,

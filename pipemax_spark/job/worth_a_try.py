@@ -73,8 +73,7 @@ def _counted(reply: PreflightReply) -> CountedTokens:
 
 def _reuses(options: JobOptions) -> bool:
     """Tell whether equal requests are computed once."""
-    settings = [question.generation for question in options.ask] or [options.generation]
-    is_repeatable = all(one.temperature == 0 or one.seed is not None for one in settings)
+    is_repeatable = all(one.temperature == 0 or one.seed is not None for one in options.generations)
     return is_repeatable and not options.compute_each
 
 

@@ -52,6 +52,10 @@ class Summary:
     """Rows that earlier runs have completed."""
     rows_left_out: int = 0
     """Rows that ``--limit`` leaves for a later run."""
+    rows_from_table: int = 0
+    """Rows that took the answer of a row in the table of ``--reuse``; they are among ``rows_skipped``."""
+    tokens_from_table: int = 0
+    """Tokens of these answers and their prompts, which were not computed."""
     rows_reused: int = 0
     """Rows, or with ``--ask`` answers, that took the answer of an equal request, as far as the engines reported it."""
     prompt_tokens: int = 0
@@ -179,6 +183,18 @@ def print_report(
         console.print(text, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
 
+def _not_computed(summary: Summary) -> str:
+    parts = []
+    if summary.rows_reused:
+        parts.append(f"{summary.rows_reused:,}, which took the answer of a row with an equal request")
+    if summary.rows_from_table:
+        parts.append(
+            f"{summary.rows_from_table:,}, which took that of a row in the table of --reuse "
+            f"({summary.tokens_from_table:,} tokens)"
+        )
+    return "; ".join(parts)
+
+
 def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
     """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
     took = f" in {summary.seconds:,.1f} s" if summary.rows_out else ""
@@ -192,13 +208,8 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
     facts += [
         (f"    {code}", f"{rows:,}{such_as(message)}") for code, (rows, message) in findings.errors.items()
     ]
-    if summary.rows_reused:
-        facts.append(
-            (
-                "  not computed",
-                f"{summary.rows_reused:,}, which took the answer of a row with an equal request",
-            )
-        )
+    if not_computed := _not_computed(summary):
+        facts.append(("  not computed", not_computed))
     facts += [*_still_to_do(summary), *_canary(findings)]
     for accuracy in findings.accuracies:
         facts += accuracy.facts()

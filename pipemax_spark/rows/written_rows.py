@@ -19,7 +19,7 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.chunks import SliceSpan
 from pipemax_spark.rows.workdir import LeftRun
-from pipemax_spark.storage.fence import is_claim, is_recovery_by, note_prefix
+from pipemax_spark.storage.fence import is_before_chunks_of, is_claim, note_prefix
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DeadRun:
         commits = table.commits_since(self.rows.epoch - 1)
         chunks, slices = set[int](), set[int]()
         for commit in commits or ():
-            is_ours = is_claim(commit.note) or is_recovery_by(self.run.run_id, commit.note)
+            is_ours = is_claim(commit.note) or is_before_chunks_of(self.run.run_id, commit.note)
             if is_ours or commit.operation in _KEEPS_ROWS:
                 continue
             match = _SLICES.fullmatch(commit.note.removeprefix(note_prefix(self.run.run_id)))
@@ -149,6 +149,7 @@ def rows_hash(options: JobOptions, checked: Checked) -> str | None:
         "by_prefix": options.group_by_prefix,
         "order_by": options.order_by,
         "compute_each": options.compute_each,
+        "reuse": options.reuse,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 

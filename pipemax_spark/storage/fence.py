@@ -17,6 +17,7 @@ On Delta, a claim changes no metadata, so it disturbs neither other writers nor 
 """
 
 import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ _RECENT_COMMITS = 100
 _CLAIM_NOTE, _RUN_NOTE = "pipemax claim by run ", "pipemax run "
 CANARY_NOTE = " of the canary"
 """Ends the note of a commit of rows that are compared with earlier ones before the run goes on."""
+_RUN_IN_NOTE = re.compile(r"(?:^pipemax|recovers) run (\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,10 @@ class Claim:
         """Return the transaction of rows that a dead run had completed; ``number`` is an unused chunk number."""
         return self._transaction(0, number + 1, f"{_recovery_prefix(self.run_id)}{dead_run_id}")
 
+    def reuse(self, number: int, *, table: str) -> Transaction:
+        """Return the transaction of rows with answers of an earlier table; ``number`` is an unused chunk number."""
+        return self._transaction(0, number + 1, f"{_reuse_prefix(self.run_id)}{table}")
+
     def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
         """Return the commit, once it is found in the table's history with all its rows.
 
@@ -151,9 +157,12 @@ def is_claim(note: str) -> bool:
     return note.startswith(_CLAIM_NOTE)
 
 
-def is_recovery_by(run_id: str, note: str) -> bool:
-    """Tell whether the note is that of rows which this run committed for a dead one."""
-    return note.startswith(_recovery_prefix(run_id))
+def is_before_chunks_of(run_id: str, note: str) -> bool:
+    """Tell whether the note is that of rows which this run committed before it wrote down those to compute.
+
+    They are rows of a dead run, or have answers of an earlier table.
+    """
+    return note.startswith((_recovery_prefix(run_id), _reuse_prefix(run_id)))
 
 
 def recovered_by(table: OutputTable, run_id: str) -> list[str]:
@@ -175,6 +184,16 @@ def runs_past_canary(table: OutputTable) -> list[str]:
         note.removeprefix(_RUN_NOTE).partition(" ")[0] for note in notes if not note.endswith(CANARY_NOTE)
     )
     return list(dict.fromkeys(past))
+
+
+def runs_named(table: OutputTable) -> frozenset[str]:
+    """Return the runs that have committed rows or whose rows were recovered, as far as the last commits tell."""
+    notes = table.recent_notes(_RUN_NOTE, commits=_RECENT_COMMITS)
+    return frozenset(run for note in notes for run in _RUN_IN_NOTE.findall(note))
+
+
+def _reuse_prefix(run_id: str) -> str:
+    return f"{_RUN_NOTE}{run_id} reuses answers of "
 
 
 def _recovery_prefix(run_id: str) -> str:
