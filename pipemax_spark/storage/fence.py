@@ -178,11 +178,13 @@ def recent_runs(table: OutputTable) -> list[str]:
 
 
 def runs_past_canary(table: OutputTable) -> list[str]:
-    """Return those of the recent runs that have committed more than the rows of a canary, the latest first."""
+    """Return those of the recent runs that have computed and committed more than their canary, the latest first.
+
+    A run may have committed rows of a dead run, or answers of an earlier table, before its canary.
+    """
     notes = table.recent_notes(_RUN_NOTE, commits=_RECENT_COMMITS)
-    past = (
-        note.removeprefix(_RUN_NOTE).partition(" ")[0] for note in notes if not note.endswith(CANARY_NOTE)
-    )
+    chunks = (note.removeprefix(_RUN_NOTE).partition(" chunk ") for note in notes)
+    past = (run_id for run_id, of_chunk, which in chunks if of_chunk and not which.endswith(CANARY_NOTE))
     return list(dict.fromkeys(past))
 
 

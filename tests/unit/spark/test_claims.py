@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
-from pipemax_spark.storage.fence import LANES, Claim
+from pipemax_spark.storage.fence import CANARY_NOTE, LANES, Claim, runs_past_canary
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 
 ROWS = set(range(2 * LANES))
@@ -126,3 +126,25 @@ def test_of_runs_that_claim_at_once_one_goes_on_and_each_row_is_committed_once(
             is_done = list(pool.map(lambda number, table=table: run(table, f"run{number}"), range(num_runs)))
         assert any(is_done), f"seed {seed}: the runs refused each other"
         assert sorted(table.rows()) == sorted(ROWS), f"seed {seed}"
+
+
+def test_a_run_that_its_canary_ended_is_none_to_compare_with_whatever_it_had_taken_over() -> None:
+    class Noted:
+        name = "table"
+
+        def table_id(self) -> str:
+            return "id"
+
+        def recent_notes(self, prefix: str, *, commits: int) -> list[str]:
+            return [note for note in notes if note.startswith(prefix)]
+
+    table = cast(DeltaTable, Noted())
+    claims = {run: Claim(table=table, run_id=run, epoch=1) for run in ("good", "ended", "taken-over")}
+    notes = [
+        claims["ended"].chunk(1, lane=0, origin=f" (slices 0 to 0){CANARY_NOTE}").note,
+        claims["ended"].recovery(0, dead_run_id="dead").note,
+        claims["taken-over"].reuse(0, table="earlier").note,
+        claims["good"].chunk(3, lane=0, origin=" (slices 1 to 4)").note,
+        claims["good"].chunk(0, lane=0, origin=f" (slices 0 to 0){CANARY_NOTE}").note,
+    ]
+    assert runs_past_canary(table) == ["good"]
