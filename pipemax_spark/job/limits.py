@@ -144,7 +144,7 @@ class RunLimits:
         return None
 
     def most_rows(self) -> int | None:
-        """Return how many rows the next chunk may have: None for any number, 0 if it must not begin."""
+        """Return how many rows may still begin; None for any number."""
         if not self.limits:
             return None
         with self._lock:
@@ -252,7 +252,7 @@ def forecast_lines(
     for limit in limits:
         outlook = forecast([limit], Pace(), prior)
         if outlook is None:
-            source = "earlier run of this job" if limit.tokens is None else "sampled row"
+            source = "earlier run of this job with full engines" if limit.tokens is None else "sampled row"
             fits = f"no forecast before the first rows are done: no {source} tells it"
         elif limit.tokens is not None:
             fits = _fit_in_tokens(outlook.rows, rows)

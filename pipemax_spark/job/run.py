@@ -260,7 +260,7 @@ class Run:
         return self.collector.length_correlation(earlier=self._earlier_correlation)
 
     def most_rows(self) -> int | None:
-        """Return how many rows the next chunk may have; None for any number, 0 if it must not begin."""
+        """Return how many rows may still begin by the run's limits; None for any number."""
         return self._limits.most_rows()
 
     def longest_chunk_s(self) -> float | None:

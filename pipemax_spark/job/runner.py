@@ -58,7 +58,7 @@ class Surroundings(Protocol):
         ...
 
     def most_rows(self) -> int | None:
-        """Return how many rows the next chunk may have by the run's limits: None for any number, 0 if none."""
+        """Return how many rows may still begin by the run's limits; None for any number."""
         ...
 
     def longest_chunk_s(self) -> float | None:

@@ -25,8 +25,6 @@ _MAX_SAMPLES = 2_000
 _FIRST_LAG_S = 60.0
 """From the end of a chunk's rows at the mean rate to its commit, as long as none is committed."""
 _LAGS = 8
-_LEAST_S = 30.0
-"""A chunk is not halved below the rows of this time: each costs a commit."""
 _KNOWN_AFTER_S, _KNOWN_SHARE = 120.0, 0.05
 """From the first row on, in seconds and of the limit: what a shorter time says of the hours to come is left unsaid,
 because engines start one after the other. A quarter of an hour is enough."""
@@ -226,20 +224,14 @@ def reached(limits: Sequence[Limit], last: Sample) -> Limit | None:
 def most_rows(
     limits: Sequence[Limit], pace: Pace, prior: Prior = Prior(), *, now_s: float | None = None
 ) -> int | None:
-    """Return how many rows the next chunk may have; None for any number, 0 if it must not begin.
+    """Return how many rows may still begin; None for any number.
 
-    ``now_s`` is later than the latest sample, or left out.
-
-    That is half of what is forecast to fit, by the bounds that are on the safe side: what goes slower than expected
-    then makes the following chunks smaller. With no rate to go by, chunks begin until half of the time has passed.
+    By the bounds that are on the safe side, these rows end before the limits. With no rate to go by, rows begin until
+    half of the time has passed. ``now_s`` is later than the latest sample, or left out.
     """
     now_s = pace.last.seconds if now_s is None else now_s
     rows = min((_rows_that_fit(limit, pace, prior, now_s) for limit in limits), default=math.inf)
-    if math.isinf(rows):
-        return None
-    rate = pace.rows_per_s() or prior.rows_per_s
-    least = 1.0 if rate is None else rate.low * _LEAST_S
-    return max(0, int(max(rows / 2, min(rows, least))))
+    return None if math.isinf(rows) else max(0, int(rows))
 
 
 def _rows_that_fit(limit: Limit, pace: Pace, prior: Prior, now_s: float) -> float:

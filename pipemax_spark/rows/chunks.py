@@ -325,7 +325,8 @@ class ChunkPlan:
         """Hand out the next chunk; None when all slices are handed out, or if the next has more than ``at_most`` rows.
 
         The chunk has about the rows of one commit period at this rate, and at least ``at_least`` rows, which keep the
-        engines fed, but never more than ``at_most``.
+        engines fed. Of ``at_most`` rows, as many as will be done before a limit, it has half, or one slice: if they
+        take longer than expected, the chunks after it become smaller.
         """
         with self._lock:
             first = self._chunks[-1].end_slice if self._chunks else 0
@@ -339,10 +340,11 @@ class ChunkPlan:
             # A last chunk of a few rows is not worth a commit, nor may it be too small to keep the engines fed.
             if left < rows * 5 / 4 or left - rows < at_least:
                 end, rows = len(self._ends), left
-            if at_most is not None and rows > at_most:
-                end = bisect_right(self._ends, before + at_most)
-                rows = (self._ends[end - 1] if end else 0) - before
-                if rows <= 0:
+            if at_most is not None and rows > at_most / 2:
+                one_slice = bisect_right(self._ends, before) + 1
+                end = max(one_slice, bisect_right(self._ends, before + at_most / 2))
+                rows = self._ends[end - 1] - before
+                if rows > at_most:
                     return None
             chunk = Chunk(
                 number=self.first_number + len(self._chunks), first_slice=first, end_slice=end, rows=rows

@@ -60,20 +60,26 @@ def pace_of(rate: float, until_s: float, *, tokens: int = 100, noise: float = 0.
     return pace
 
 
-def test_a_chunk_has_half_of_the_rows_that_are_forecast_to_fit() -> None:
+def test_the_rows_that_may_begin_are_those_that_are_forecast_to_fit() -> None:
     pace = pace_of(10.0, 1_800)
     fitting = 10 * (3_600 - 1_800 - pace.lag_s)
-    assert most_rows([HOUR], pace) == pytest.approx(fitting / 2, rel=0.01)
+    assert most_rows([HOUR], pace) == pytest.approx(fitting, rel=0.01)
     pace.begin(18_000 + 5_000)
-    assert most_rows([HOUR], pace) == pytest.approx((fitting - 5_000) / 2, rel=0.01)
+    assert most_rows([HOUR], pace) == pytest.approx(fitting - 5_000, rel=0.01)
+    assert most_rows([HOUR], pace, now_s=2_000.0) == pytest.approx(fitting - 7_000, rel=0.01)
     assert most_rows([], pace) is None
 
 
 def test_near_the_limit_no_chunk_may_begin() -> None:
-    pace = pace_of(10.0, 3_500)
-    assert most_rows([HOUR], pace) == pytest.approx(10 * 30, rel=0.05), "not halved below half a minute"
-    pace = pace_of(10.0, 3_545)
-    assert most_rows([HOUR], pace) == 0, "a minute is kept for last rows and the commit"
+    assert most_rows([HOUR], pace_of(10.0, 3_500)) == pytest.approx(10 * 40, rel=0.05)
+    assert most_rows([HOUR], pace_of(10.0, 3_545)) == 0, "a minute is kept for last rows and the commit"
+
+
+def test_a_chunk_has_half_of_the_rows_that_fit_or_a_slice() -> None:
+    plan = ChunkPlan(slice_rows=[100] * 100, slots=1, commit_every_s=10.0)
+    sizes = [plan.next(1_000.0, at_least=400, at_most=most) for most in (1_000, 500, 250, 199, 100, 99)]
+    assert [chunk and chunk.rows for chunk in sizes] == [500, 200, 100, 100, 100, None]
+    assert not plan.is_used_up
 
 
 def test_the_time_that_commits_took_after_their_rows_were_done_is_kept_for_the_next_ones() -> None:
@@ -100,9 +106,9 @@ def test_the_next_chunk_goes_by_the_recent_rate() -> None:
 
 def test_with_tokens_the_rows_in_flight_count_before_they_are_done() -> None:
     pace = pace_of(10.0, 500)  # 500,000 tokens of 5,000 rows
-    assert most_rows([TOKENS], pace) == pytest.approx(2_500, rel=0.01)
+    assert most_rows([TOKENS], pace) == pytest.approx(5_000, rel=0.01)
     pace.begin(9_000)
-    assert most_rows([TOKENS], pace) == pytest.approx(500, rel=0.01)
+    assert most_rows([TOKENS], pace) == pytest.approx(1_000, rel=0.01)
     pace.begin(2_000)
     assert most_rows([TOKENS], pace) == 0
     assert most_rows([HOUR, TOKENS], pace) == 0, "the limit that leaves less decides"
@@ -115,7 +121,7 @@ def test_without_any_rate_chunks_begin_in_the_first_half_of_the_time() -> None:
     pace.add(Sample(seconds=1_800.0, rows=0, tokens=0))
     assert most_rows([HOUR], pace) == 0
     prior = Prior(rows_per_s=Interval(low=8.0, middle=10.0, high=12.0))
-    assert most_rows([HOUR], pace, prior) == pytest.approx(8 * 1_740 / 2, rel=0.01)
+    assert most_rows([HOUR], pace, prior) == pytest.approx(8 * 1_740, rel=0.01)
 
 
 def test_what_little_was_seen_is_not_taken_for_the_night() -> None:
@@ -338,7 +344,8 @@ def test_a_forecast_at_the_start_says_what_fits_and_what_would_help() -> None:
         "max-tokens-total 1,000,000: 6,667 of 10,000 rows fit with the longest answers, more with shorter ones"
     )
     assert lines(5_000, None)[1] == (
-        "done-by 23:00: no forecast before the first rows are done: no earlier run of this job tells it"
+        "done-by 23:00: no forecast before the first rows are done: no earlier run of this job with full engines "
+        "tells it"
     )
 
 
