@@ -152,7 +152,11 @@ def compare(
     table: _Table = None,
     template: Annotated[
         list[str] | None,
-        typer.Option(help="Prompt with {column} placeholders; give two.", show_default=False),
+        typer.Option(
+            help="Prompt with {column} placeholders; give two.",
+            rich_help_panel=OPTIONS["template"].panel,
+            show_default=False,
+        ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, max=10_000, help="How many rows to draw.")] = DEFAULT_ROWS,
     draw_seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,

@@ -165,8 +165,12 @@ def compare_prompts(
         page=None if page is None else os.fspath(page),
     )
     terminal = Terminal.standard()
-    with _logs_to(logs), _failures_told(terminal, logs, "Nothing was written."):
-        comparison = run_comparison(spark, compared, terminal)
+    try:
+        with _logs_to(logs), _failures_told(terminal, logs, "Nothing was written."):
+            comparison = run_comparison(spark, compared, terminal)
+    except JobError:
+        shutil.rmtree(logs, ignore_errors=True)
+        raise
     shutil.rmtree(logs, ignore_errors=True)
     return comparison
 
