@@ -239,6 +239,13 @@ class EngineConfig(BaseModel):
         "xgrammar",
         description="vLLM's backend for compact JSON; a job whose schema it cannot enforce takes the other one.",
     )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port at which an engine server serves its figures to Prometheus; 0, or where it is taken, a free "
+        "one; default: none.",
+    )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, ge=0, description="Seed of the engine itself; rows have their own seeds.")
     images: ImageConfig = Field(
@@ -402,7 +409,9 @@ class EngineConfig(BaseModel):
 
         A job that finds another job's engine takes it with the policy chosen for that job, and need not load it again.
         """
-        text = json.dumps(self.model_dump(mode="json", exclude={"row_lengths"}), sort_keys=True)
+        text = json.dumps(
+            self.model_dump(mode="json", exclude={"row_lengths", "metrics_port"}), sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.membership import Refused
+from pipemax.serve.metrics import MetricsEndpoint
 from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
@@ -72,6 +73,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             period_s=timings.stats_push_s,
             timeout_s=timings.stats_timeout_s,
         )
+        self._metrics = MetricsEndpoint(lambda: self._snapshot(self._stats.jobs()))
         # Last: calls may arrive as soon as the base class is initialized.
         super().__init__(f"grpc+unix://{socket_path}")
         self._host.start()
@@ -90,6 +92,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         while self._lifecycle.num_open_sessions and time.monotonic() < deadline_s:
             time.sleep(0.02)
         self._reporter.stop()
+        self._metrics.close()
 
     def wait_until_closed(self, timeout_s: float) -> bool:
         """Wait, after ``stop``, until the engine has closed. Return ``False`` if it takes longer than this."""
@@ -138,6 +141,8 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         header = terms.header
+        if terms.config.metrics_port is not None:
+            self._metrics.serve(terms.config.metrics_port)
         self._lifecycle.open_session(header.daemon)
         self._stats.open_session(header.job_id, header.collector)
         session = Session(
@@ -178,6 +183,7 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
             open_sessions=self._sessions.num_open,
             window_rows=self._window.rows if stats.state == "ready" else 0,
             tuning=self._sessions.tuning.note,
+            metrics_port=self._metrics.port,
             jobs=jobs,
         )
 
