@@ -172,6 +172,7 @@ class AnnotationJob:
                     continue
                 if run is None:  # these are the first rows to do
                     run = self._end.run = stack.enter_context(begun_run(job, prepared, self._limits))
+                    run.warn_of_limit = self._end.warn_of_limit
                     self._end.notifier.start(rows_left=(counts.to_do or 0) + counts.left_out)
                 preparing.next_chunk = do_rows(job, run, prepared)
                 counts.done += prepared.rows.rows

@@ -97,6 +97,17 @@ class EndRecord:
             self._write(error)
         self._notify()
 
+    def warn_of_limit(self, warning: str) -> None:
+        """Print that the run's limits will leave rows undone, and tell the URL of ``--notify``."""
+        self._call.terminal.warn(warning)
+        assert self.run is not None, "a run has limits once it works"
+        done = self.run.committed_rows
+        self.notifier.budget(
+            rows=done,
+            rows_left=(self.counts.to_do or 0) + self.counts.left_out - done,
+            errors=self.run.collector.totals().rows_error,
+        )
+
     def _notify(self) -> None:
         summary = self.summary or self._so_far()
         reported = 0 if self.run is None else self.run.collector.totals().rows_error

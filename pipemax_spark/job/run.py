@@ -6,7 +6,7 @@ out. Nothing starts before there are rows.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -175,6 +175,8 @@ class Run:
         self.collector = collector
         self.tracker = tracker
         self.policies = PolicyNotes(collector, job.terminal, tracker)
+        self.warn_of_limit: Callable[[str], None] = job.terminal.warn
+        """Takes the sentence that the run's limits will leave rows undone."""
         self.drift: Drift | None = None
         """What the comparison of a canary with the last run came to."""
         self.seconds = 0.0
@@ -292,7 +294,7 @@ class Run:
         reached = self._limits.look(
             rows=max(totals.rows_done // self._per_row, self.committed_rows),
             tokens=totals.prompt_tokens + totals.completion_tokens,
-            warn=self._job.terminal.warn,
+            warn=self.warn_of_limit,
         )
         if reached is not None:
             self._signal.stop(reached)

@@ -3,10 +3,15 @@
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.job.job import JobCall
+from pipemax_spark.job.record import EndRecord
+from pipemax_spark.job.run import Run
 from pipemax_spark.report.notifier import Notifier
 from pipemax_spark.request.urls import check_url
 from tests.fakes.web_server import Posts, web_server
@@ -136,3 +141,29 @@ def test_another_url_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(JobError, match="notify is not a URL") as refused:
         check_url(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_warning_of_a_limit_is_printed_and_posted_with_the_rows_that_are_left() -> None:
+    with web_server() as posts:
+        warnings: list[str] = []
+        call = SimpleNamespace(
+            options=SimpleNamespace(summary=None, notify=posts.url, incremental=False),
+            run_id="r1",
+            table=SimpleNamespace(name="labelled", format_name="Delta"),
+            terminal=SimpleNamespace(warn=warnings.append),
+        )
+        end = EndRecord(cast(JobCall, call))
+        end.counts.to_do = 500
+        totals = SimpleNamespace(rows_error=3)
+        collector = SimpleNamespace(totals=lambda: totals)
+        end.run = cast(
+            Run,
+            SimpleNamespace(
+                committed_rows=120, collector=collector, tracker=SimpleNamespace(run_id=None), drift=None
+            ),
+        )
+        with end:
+            end.warn_of_limit("380 rows will be left")
+    assert warnings == ["380 rows will be left"]
+    [told] = [body for body in posts.bodies if body["event"] == "budget"]
+    assert (told["rows"], told["rows_left"], told["errors"], told["complete"]) == (120, 380, 3, False)
