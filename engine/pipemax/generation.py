@@ -162,6 +162,12 @@ class Completion:
         "each of the model's labels with its probability",
         is_asked=lambda settings: settings.logprobs and bool(settings.choice),
     )
+    probability: float | None = carried(
+        None,
+        pa.float64(),
+        "of `probabilities`: that of the answer",
+        is_asked=lambda settings: settings.logprobs and bool(settings.choice),
+    )
     samples: tuple[str | None, ...] | None = carried(
         None,
         pa.list_(pa.string()),
@@ -204,7 +210,7 @@ CARRIED = table_rows(Completion, Carried)
 _ANSWERS = {
     GENERATE: ("text",),
     "embed": ("embedding",),
-    "classify": ("label", "probabilities"),
+    "classify": ("label", "probabilities", "probability"),
     "score": ("score",),
 }
 """Task → the fields that hold its answer."""

@@ -51,6 +51,7 @@ from pipemax_spark.storage.spec_properties import spec_property, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 class AnnotationJob:
@@ -216,13 +217,26 @@ def _made_output(call: JobCall, checked: Checked) -> bool:
     if is_new:
         table.create(schema)
     is_known = not is_new and checked.spec.hash in spec_texts(table.properties())
-    if not is_new:
-        held = table.read().schema
-        if not is_known or any(find_field(name, held) is None for name in schema.names):
-            table.add_columns(schema)
+    # A later version of this project may have given the annotation another field.
+    if not is_new and (not is_known or _lacks_any(table.read().schema, schema)):
+        table.add_columns(schema)
     if not is_known:
         table.set_properties(spec_property(checked.spec.hash, checked.spec.to_json(), call.run_id))
     return is_empty
+
+
+def _lacks_any(held: "StructType", wanted: "StructType") -> bool:
+    """Tell whether a column of ``wanted``, or a field of one that is a struct, is missing."""
+    from pyspark.sql.types import StructType
+
+    for field in wanted.fields:
+        same = find_field(field.name, held)
+        if same is None:
+            return True
+        match field.dataType, same.dataType:
+            case StructType() as inner, StructType() as of_table if _lacks_any(of_table, inner):
+                return True
+    return False
 
 
 def _write_batch_output(job: Job, path: str, *, rows_left: int) -> None:

@@ -1,6 +1,7 @@
 """Output tables that users have made beforehand: their layout and rules stay, and hold for the job's rows."""
 
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
+from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import expected_text
-from tests.spark.conftest import Jobs
+from tests.spark.conftest import Jobs, words
 from tests.spark.test_killed_job import SLOW, committed_chunks
 
 SCHEMA = "id long, text string, lang string"
@@ -194,3 +196,22 @@ def test_a_rule_about_answers_does_not_change_the_session_s_errors(
     check_rows_fit(DeltaTable(spark, path), spark.range(3))
     with pytest.raises(AnalysisException, match="nope"):
         spark.range(3).where("nope > 1")
+
+
+@pytest.mark.long  # an older version's table of the same spec
+def test_a_table_that_lacks_a_later_field_of_the_annotation_gets_it_with_the_next_rows(run: Jobs) -> None:
+    run.defaults = replace(
+        run.defaults, id_columns=("id",), generation=GenerationSpec(choice=("mild", "spicy"), logprobs=True)
+    )
+    run.write_input(words(0, 5))
+    run.run()
+    older = run.spark.read.format("delta").load(run.output)
+    older = older.withColumn("annotation", older["annotation"].dropFields("probability")).localCheckpoint()
+    older.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(run.output)
+    run.write_input(words(0, 9))
+    assert run.run().rows_out == 4
+    shown = {row["id"]: row["annotation"] for row in run.rows()}
+    assert sorted(shown) == [*range(9)]
+    assert all(shown[i]["probability"] is None for i in range(5))
+    for i in range(5, 9):
+        assert shown[i]["probability"] == shown[i]["probabilities"][shown[i]["text"]]

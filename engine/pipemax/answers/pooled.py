@@ -73,6 +73,7 @@ def pooled_answer(task: str, vectors: Sequence[Vector], labels: Mapping[int, str
             return {
                 "label": names[int(first.argmax())],
                 "probabilities": tuple(zip(names, first.tolist(), strict=True)),
+                "probability": float(first.max()),
             }
         case "score":
             return {"score": cosine(first, others[0]) if others else first.item()}

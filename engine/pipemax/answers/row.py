@@ -9,7 +9,7 @@ Every seed is derived from the row's, so that the same row gives the same answer
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
@@ -150,8 +150,8 @@ class Row:
         if chosen.answer.error is not None:
             return chosen
         text = chosen.answer.text if sampling.temperature == 0.0 else outcome.answer.text
-        answer = replace(outcome.answer, text=text, probabilities=chosen.answer.probabilities)
-        return replace(outcome, answer=answer)
+        chances = dict(chosen.answer.probabilities or ())
+        return replace(outcome, answer=_chosen(outcome.answer, text, chances))
 
     def _tree(self) -> ChoiceTree | None:
         """Return the choices as a tree, or None if there are none or vLLM cannot choose among so many at once."""
@@ -190,7 +190,7 @@ class Row:
         chances = tree.probabilities([replies_of[number].scores or {} for number in range(len(tree.nodes))])
         if self._sampling.temperature == 0.0:
             place = max(chances, key=lambda choice: chances[choice])
-        return _Outcome(answer=replace(answer, text=place, probabilities=tuple(chances.items())))
+        return _Outcome(answer=_chosen(answer, place, chances))
 
     def _branching(self, node: Node, prompt: Prompt, sample: int, attempt: int, number: int) -> Ask:
         ask = self._ask(prompt.followed_by(node.prefix), sample, attempt, number)
@@ -328,3 +328,9 @@ def _with_fault(request: GenerationRequest, outcome: _Outcome) -> GenerationRequ
     answer = Message(role="assistant", content=outcome.answer.text or "…")
     remark = f"Your answer {outcome.fault}. Answer again, with nothing but a valid answer."
     return replace(request, prompt=None, messages=(*turns, answer, Message(role="user", content=remark)))
+
+
+def _chosen(answer: Completion, text: str | None, chances: Mapping[str, float]) -> Completion:
+    """Return the answer with this choice, and with the probability of each choice."""
+    probability = None if text is None else chances.get(text)
+    return replace(answer, text=text, probabilities=tuple(chances.items()), probability=probability)

@@ -31,7 +31,7 @@ def test_an_embedding_is_its_float32_bytes() -> None:
 
 def test_the_most_probable_label_is_named() -> None:
     answer = pooled_answer("classify", [vector(0.25, 0.75)], {0: "no", 1: "yes"})
-    assert answer == {"label": "yes", "probabilities": (("no", 0.25), ("yes", 0.75))}
+    assert answer == {"label": "yes", "probabilities": (("no", 0.25), ("yes", 0.75)), "probability": 0.75}
 
 
 @pytest.mark.parametrize("labels", [{}, {0: "a"}, {0: "a", 1: "a"}, {0: "a", 1: ""}])

@@ -46,7 +46,7 @@ def test_a_job_that_asks_for_nothing_has_the_fields_that_it_always_had() -> None
     ("asked", "fields"),
     [
         ({"logprobs": True}, ["logprob_sum", "logprob_mean"]),
-        ({"logprobs": True, "choice": ("a", "b")}, ["probabilities"]),
+        ({"logprobs": True, "choice": ("a", "b")}, ["probabilities", "probability"]),
         ({"choice": ("a", "b")}, []),
         ({"n": 2, "temperature": 1.0}, ["samples", "agreement"]),
         ({"attempts": 2, "temperature": 1.0}, ["attempts"]),

@@ -30,7 +30,7 @@ def test_questions_are_for_generation() -> None:
 
 @pytest.mark.parametrize(
     ("task", "own"),
-    [("embed", ["embedding"]), ("classify", ["label", "probabilities"]), ("score", ["score"])],
+    [("embed", ["embedding"]), ("classify", ["label", "probabilities", "probability"]), ("score", ["score"])],
 )
 def test_an_annotation_has_the_tasks_fields_instead_of_a_text(task: str, own: list[str]) -> None:
     names = [field.name for field in annotation_type(GenerationSpec(task=task))]
