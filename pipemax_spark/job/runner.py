@@ -144,6 +144,8 @@ class ChunkRunner:
                     reason = self._failure
                     self._failure = reason or JobFailedError("another chunk failed")
                 self._cancel_until_ended(lanes)
+                if isinstance(reason, LimitReachedError):  # an end in order, of which each commit is checked
+                    self._wait_for_checks()
                 if reason is not None:
                     raise reason from error
                 if isinstance(error, CommitRefusedError):
@@ -161,15 +163,23 @@ class ChunkRunner:
 
     def _wait(self, lanes: list[Future[None]]) -> None:
         running: set[Future[None]] = set(lanes)
+        num_checks = 0
         while running:
             # With a time limit, so that Ctrl-C reaches this thread.
             done, running = wait(running, timeout=1.0, return_when=FIRST_EXCEPTION)
             with self._lock:
-                running.update(self._checks)
-                self._checks.clear()
+                running.update(self._checks[num_checks:])
+                num_checks = len(self._checks)
             for future in done:
                 future.result()
             self._surroundings.every_second()
+
+    def _wait_for_checks(self) -> None:
+        """Raise what a check of a commit raised."""
+        with self._lock:
+            checks = [*self._checks]
+        for check in checks:
+            check.result()
 
     def _run_lane(self, lane: int, checker: ThreadPoolExecutor) -> None:
         context = self._job.spark.sparkContext
