@@ -28,11 +28,12 @@ def keyed(rows: Any) -> Any:
 
 
 def sliced_rows(
-    spark: Any, directory: Path, rows: Any, *, by_prefix: bool = False, **options: Any
+    spark: Any, directory: Path, rows: Any, *, by_prefix: bool = False, with_keys: Any = None, **options: Any
 ) -> SlicedRows:
     """The rows as they are read back, after they were written by their ids unless ``options`` say otherwise."""
     given = {"identity": F.col("id"), "slots": 2, "by_prefix": by_prefix, **options}
-    span = write_slices(keyed(rows), str(directory / "rows"), **given)
+    with_keys = keyed(rows) if with_keys is None else with_keys
+    span = write_slices(with_keys, str(directory / "rows"), **given)
     return SlicedRows(spark, [span], rows.schema, by_prefix=by_prefix)
 
 
@@ -231,7 +232,8 @@ def test_equal_requests_go_to_one_task_unless_they_are_very_many(spark: Any, tmp
     frequent = frequent_keys(with_keys, rows_in=20_000, slices=8)
     assert frequent == {hello[0]: 3}, "a third of eight slices"
     group = group_of(with_keys, F.col("id").cast("string"), frequent)
-    sliced = sliced_rows(spark, tmp_path, rows, identity=group, slices=8, equal_together=True)
+    options = {"identity": group, "slices": 8, "equal_together": True}
+    sliced = sliced_rows(spark, tmp_path, rows, with_keys=with_keys, **options)
     assert sliced.rows == 5_600
     places = Counter[tuple[str, int, int]]()
     tasks_of, empties = dict[str, set[tuple[int, int]]](), Counter[int]()
