@@ -184,7 +184,7 @@ def runs_past_canary(table: OutputTable) -> list[str]:
     """
     notes = table.recent_notes(_RUN_NOTE, commits=_RECENT_COMMITS)
     chunks = (note.removeprefix(_RUN_NOTE).partition(" chunk ") for note in notes)
-    past = (run_id for run_id, of_chunk, which in chunks if of_chunk and not which.endswith(CANARY_NOTE))
+    past = (run_id for run_id, of_chunk, rest in chunks if of_chunk and not rest.endswith(CANARY_NOTE))
     return list(dict.fromkeys(past))
 
 

@@ -3,12 +3,14 @@
 import threading
 import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from pipemax_spark.errors import JobError
+from pipemax_spark.job.arguments import job_options
 from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.record import EndRecord
 from pipemax_spark.job.run import Run
@@ -167,3 +169,15 @@ def test_a_warning_of_a_limit_is_printed_and_posted_with_the_rows_that_are_left(
     assert warnings == ["380 rows will be left"]
     [told] = [body for body in posts.bodies if body["event"] == "budget"]
     assert (told["rows"], told["rows_left"], told["errors"], told["complete"]) == (120, 380, 3, False)
+
+
+def test_a_secret_url_comes_from_the_environment_and_is_in_no_text_of_the_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIPEMAX_NOTIFY_URL", "https://hooks.example/secret")
+    values = {"input": "in", "output": "out", "prompt_column": "text", "model": "fake"}
+    options = job_options(values, log_dir=tmp_path)
+    assert options.notify == "https://hooks.example/secret"
+    assert "hooks.example" not in repr(options)
+    other = job_options(values | {"notify": "https://other.example/x"}, log_dir=tmp_path)
+    assert other.notify == "https://other.example/x"
