@@ -11,24 +11,24 @@ from pipemax import __version__ as __version__
 
 if TYPE_CHECKING:
     from pipemax_spark.engines.stop import stop_engines as stop_engines
-    from pipemax_spark.functions import pm_classify as pm_classify
-    from pipemax_spark.functions import pm_extract as pm_extract
-    from pipemax_spark.functions import register_functions as register_functions
+    from pipemax_spark.functions.ready import pm_classify as pm_classify
+    from pipemax_spark.functions.ready import pm_extract as pm_extract
+    from pipemax_spark.functions.ready import register_functions as register_functions
+    from pipemax_spark.functions.udf import pipemax_udf as pipemax_udf
+    from pipemax_spark.functions.udf import register as register
     from pipemax_spark.table import annotate_table as annotate_table
     from pipemax_spark.table import compare_prompts as compare_prompts
     from pipemax_spark.transform import annotate as annotate
-    from pipemax_spark.udf import pipemax_udf as pipemax_udf
-    from pipemax_spark.udf import register as register
 
 _MODULES = {
     "annotate": "transform",
     "annotate_table": "table",
     "compare_prompts": "table",
-    "pipemax_udf": "udf",
-    "pm_classify": "functions",
-    "pm_extract": "functions",
-    "register": "udf",
-    "register_functions": "functions",
+    "pipemax_udf": "functions.udf",
+    "pm_classify": "functions.ready",
+    "pm_extract": "functions.ready",
+    "register": "functions.udf",
+    "register_functions": "functions.ready",
     "stop_engines": "engines.stop",
 }
 """The functions that users call, and their modules."""

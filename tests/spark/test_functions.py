@@ -10,7 +10,7 @@ from pyspark.sql.types import DataType
 
 from pipemax_spark import pipemax_udf, pm_classify, pm_extract, register_functions
 from pipemax_spark.errors import JobError
-from pipemax_spark.functions import Kind
+from pipemax_spark.functions.ready import Kind
 from tests.fakes.settings import fake_config
 
 LABELS = ["bug", "question", "praise"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipemax_spark import annotate
+from pipemax_spark.functions.udf import register
 from pipemax_spark.request.prompts import PromptSource
-from pipemax_spark.udf import register
 from tests.fakes.engine import image_text
 from tests.fakes.settings import expected_text
 from tests.spark.conftest import Jobs

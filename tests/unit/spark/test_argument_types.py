@@ -13,11 +13,11 @@ import pytest
 from pipemax.wire import GenerationSpec
 from pipemax_spark.engines.config import engine_config
 from pipemax_spark.errors import JobError
+from pipemax_spark.functions.udf import pipemax_udf, register
 from pipemax_spark.request.argument_types import checked_value
 from pipemax_spark.request.questions import read_questions
 from pipemax_spark.table import annotate_table, compare_prompts
 from pipemax_spark.transform import annotate, generation_spec
-from pipemax_spark.udf import pipemax_udf, register
 
 DATAFRAME = SimpleNamespace(mapInArrow=None)
 SESSION = SimpleNamespace(createDataFrame=None)

@@ -9,8 +9,8 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.conversations import messages_of
 from pipemax_spark.executor.images import images_of
 from pipemax_spark.executor.requests import request_batch
+from pipemax_spark.functions.udf import _request_columns
 from pipemax_spark.request.generation import with_image_settings
-from pipemax_spark.udf import _request_columns
 
 
 def content(data: bytes) -> dict[str, Any]:

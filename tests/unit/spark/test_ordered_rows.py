@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipemax_spark.executor.task import PIECE_ROWS
-from pipemax_spark.udf import _MOST_PIECES_AHEAD, OrderedRows
+from pipemax_spark.functions.udf import _MOST_PIECES_AHEAD, OrderedRows
 from tests.waiting import wait_until
 
 

@@ -7,9 +7,9 @@ from pipemax.wire import COMPLETION_SCHEMA, GenerationSpec
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import Annotator, TaskPlan, annotation_type
+from pipemax_spark.functions.udf import OrderedRows
 from pipemax_spark.request.generation import check_pooling, with_task
 from pipemax_spark.request.prompts import PromptSource
-from pipemax_spark.udf import OrderedRows
 
 
 def test_job_and_engine_config_get_the_same_task() -> None:

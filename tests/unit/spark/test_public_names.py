@@ -23,10 +23,10 @@ def test_no_module_takes_the_name_of_a_function() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_package_itself_holds_seven_modules() -> None:
+def test_the_package_itself_holds_five_modules() -> None:
     import pkgutil
 
     import pipemax_spark
 
     modules = [found.name for found in pkgutil.iter_modules(pipemax_spark.__path__) if not found.ispkg]
-    assert sorted(modules) == ["cli", "errors", "functions", "options", "table", "transform", "udf"]
+    assert sorted(modules) == ["cli", "errors", "options", "table", "transform"]

@@ -1,8 +1,8 @@
 """Provide the functions ``pm_classify`` and ``pm_extract``, in SQL and in Python, after one ``register_functions``.
 
 Their names and arguments follow the functions that warehouses have (``ai_classify``, ``ai_extract``). Each is a UDF of
-``pipemax_spark.udf`` with a fixed prompt, whose answers are constrained to the labels or to the schema. SQL shows a
-UDF its literals only row by row, when the query runs, so the task reads them from the first row.
+``udf`` with a fixed prompt, whose answers are constrained to the labels or to the schema. SQL shows a UDF its literals
+only row by row, when the query runs, so the task reads them from the first row.
 """
 
 import json
@@ -18,10 +18,10 @@ from pipemax.wire import REFUSED, ErrorCode, GenerationSpec
 from pipemax_spark.errors import JobError, OnError, RowFailedError
 from pipemax_spark.executor.response_format import NULLABLE, SPARK_TYPE, compile_schema, load_schema
 from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.functions.udf import Columns, UdfTask, spark_function, udf_plan
 from pipemax_spark.request.argument_types import checks_arguments, takes_fields
 from pipemax_spark.request.formats import ResponseFormat, response_schema
 from pipemax_spark.transform import TemplateVariables
-from pipemax_spark.udf import Columns, UdfTask, spark_function, udf_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
