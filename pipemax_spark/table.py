@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError, JobFailedError, failure_text, is_interrupt
 from pipemax_spark.job.annotation_job import AnnotationJob
-from pipemax_spark.job.arguments import (
-    OPTIONS,
-    job_options,
-    log_directory,
-    log_handler,
-    read_engine,
-)
+from pipemax_spark.job.arguments import OPTIONS, job_options, log_directory, log_handler
 from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
+from pipemax_spark.job.option_values import read_engine
 from pipemax_spark.job.trial import UNUSED
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.comparison import Comparison

@@ -6,8 +6,7 @@ the fields of ``JobOptions``, ``PromptSource`` and ``GenerationSpec``; help text
 
 import logging
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import timedelta
 from logging.handlers import RotatingFileHandler
@@ -18,17 +17,23 @@ from pipemax.wire import OVERRIDES_TYPE, SETTINGS, GenerationSpec
 from pipemax_spark.engines.config import engine_config
 from pipemax_spark.errors import IfRunning, JobError, OnError
 from pipemax_spark.job.limits import read_done_by
+from pipemax_spark.job.option_values import (
+    read_ask,
+    read_duration,
+    read_engine,
+    read_grammar,
+    read_key_value,
+    read_names,
+    read_response_format,
+)
 from pipemax_spark.options import JobOptions, driver_directory
 from pipemax_spark.request.expected_rows import ExpectedRows
-from pipemax_spark.request.formats import is_inline, response_schema
 from pipemax_spark.request.generation import with_task
 from pipemax_spark.request.golds import read_gold_columns
 from pipemax_spark.request.prompts import PromptSource
-from pipemax_spark.request.questions import asked_of_text, read_questions
+from pipemax_spark.request.questions import read_questions
 from pipemax_spark.request.urls import default_url
-from pipemax_spark.spark.sql import split_names
 from pipemax_spark.storage.bad_lines import BadLines
-from pipemax_spark.storage.hadoop import read_file
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 
@@ -41,66 +46,6 @@ _INPUT, _PROMPT, _MODEL = "Input and output", "Prompt", "Model and generation"
 _ROWS, _RUN = "Errors and reruns", "Run"
 _LOG_BYTES = 64 * 2**20
 """Maximum size of ``annotate.log``, and of ``annotate.log.1``, which holds the earlier lines."""
-
-
-def read_engine(file: str, session: "Session") -> dict[str, Any]:
-    """Return the engine config in this file. Raise ``JobError`` if the file cannot be read or holds something else."""
-    import yaml
-
-    text = read_file(file, session, option="engine")
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise JobError(f"engine config {file!r} cannot be read: {' '.join(str(error).split())}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise JobError(f"engine config {file!r} holds a {type(values).__name__}; write 'name: value' lines")
-    return values
-
-
-def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of columns, which are comma-separated if they come as one string.
-
-    There, a name with a comma, or with blanks around it, is put in backticks. A list has the names as they are.
-    """
-    names = split_names(value, ",") if isinstance(value, str) else value
-    return tuple(name for name in names if name)
-
-
-def read_duration(value: str | timedelta) -> timedelta:
-    """Return the duration for ``commit_every``. Raise ``JobError`` if the text is not a duration."""
-    if isinstance(value, timedelta):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value.strip())
-    if match is None or float(match[1]) == 0:
-        raise JobError(f"commit-every is {value!r}; write it as 15m, 900s or 1h")
-    return timedelta(seconds=float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]])
-
-
-def _read_response_format(value: str, session: "Session") -> str | None:
-    text = value if is_inline(value) else read_file(value, session, option="response_format")
-    return response_schema(text, session)
-
-
-def _read_grammar(value: str, session: "Session") -> str:
-    is_inline = "::=" in value or "\n" in value or re.match(r"\s*start\s*:", value)
-    return value if is_inline else read_file(value, session, option="grammar")
-
-
-def _read_ask(value: Sequence[str], session: "Session") -> dict[str, Any]:
-    asked = asked_of_text(value, lambda file: read_file(file, session, option="ask"))
-    for name, value in asked.items():
-        if isinstance(value, dict) and isinstance(text := value.get("response_format"), str):
-            asked[name] = value | {"response_format": _read_response_format(text, session)}
-    return asked
-
-
-def _key_value(option: str) -> tuple[str, str]:
-    key, separator, value = option.partition("=")
-    if not separator:
-        raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
-    return key, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +77,8 @@ _READ_AS: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"cli_type": list[int], "read": tuple},
     "bad_words": {"cli_type": list[str], "read": tuple},
     "choice": {"cli_type": list[str], "read": tuple},
-    "grammar": {"cli_type": str, "read_with_session": _read_grammar},
-    "response_format": {"cli_type": str, "read_with_session": _read_response_format},
+    "grammar": {"cli_type": str, "read_with_session": read_grammar},
+    "response_format": {"cli_type": str, "read_with_session": read_response_format},
 }
 """Settings of the table of fields that the command line reads or limits in its own way."""
 
@@ -159,7 +104,7 @@ OPTIONS: dict[str, Option] = {
         _INPUT,
         "KEY=VALUE for Spark's reader, such as sep=;. May be repeated.",
         cli_type=list[str],
-        read=lambda value: dict(map(_key_value, value)),
+        read=lambda value: dict(map(read_key_value, value)),
     ),
     "bad_lines": Option(
         _INPUT,
@@ -236,7 +181,7 @@ OPTIONS: dict[str, Option] = {
         "NAME=TEMPLATE: a question about each row, answered in a column NAME; its text follows the prompt. Or a YAML "
         "file of questions with settings of their own. May be repeated.",
         cli_type=list[str],
-        read_with_session=_read_ask,
+        read_with_session=read_ask,
     ),
     "system": Option(_PROMPT, "System message to put before every prompt."),
     "overrides_column": Option(

@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 )
 
 from pipemax_spark.errors import JobError
-from pipemax_spark.job.arguments import read_names
+from pipemax_spark.job.option_values import read_names
 from pipemax_spark.request.prompts import (
     PromptSource,
     TemplatePart,
