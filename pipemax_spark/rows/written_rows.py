@@ -147,10 +147,11 @@ def rows_hash(options: JobOptions, checked: Checked) -> str | None:
         "overrides_column": options.overrides_column,
         "id_columns": checked.id_columns,
         "by_prefix": options.group_by_prefix,
-        "order_by": options.order_by,
         "compute_each": options.compute_each,
-        "reuse": options.reuse,
     }
+    # Where they are not given, the hash is that of versions without them, whose runs may be resumed.
+    later = {"order_by": options.order_by, "reuse": options.reuse}
+    decides |= {name: value for name, value in later.items() if value is not None}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
