@@ -19,28 +19,23 @@ def ids(run: Jobs) -> list[int]:
     return sorted(row["id"] for row in run.rows())
 
 
-def test_a_canary_like_the_last_run_is_followed_by_the_rest_and_another_ends_the_run(run: Jobs) -> None:
+def test_a_canary_unlike_the_last_run_ends_the_run_before_the_rest(run: Jobs) -> None:
     run.write_input(texts(0, 300))
     run.run(id_columns=("id",))
-    run.write_input(texts(0, 600))
-    alike = run.run(id_columns=("id",), canary=100)
-    assert (alike.complete, alike.rows_out, alike.canary["moved"]) == (True, 300, [])
-    assert 50 < alike.canary["rows"] < 160
-    assert ids(run) == [*range(600)]
-
-    run.write_input(texts(0, 600) + texts(600, 900, words=12))
+    run.write_input(texts(0, 300) + texts(300, 600, words=12))
     summary = run.directory / "summary.json"
     with pytest.raises(CanaryError, match=r"prompt tokens: .*Nothing else was annotated.*without --canary"):
         run.run(id_columns=("id",), canary=100, summary=str(summary))
     written = json.loads(summary.read_text())
     assert (written["ended_by"], written["complete"]) == ("canary", False)
-    committed = len(ids(run)) - 600
+    committed = len(ids(run)) - 300
     assert (written["rows_out"], written["rows_left"]) == (committed, 300 - committed)
     assert 50 < committed < 160
     page = max(Path(run.directory, "runs").glob("*/report.html"), key=lambda path: path.stat().st_mtime_ns)
     assert "<h2>The canary</h2>" in page.read_text()
 
 
+@pytest.mark.long  # the comparison is a unit
 def test_labels_that_the_engine_would_give_otherwise_now_end_the_run(run: Jobs) -> None:
     run.defaults = replace(
         run.defaults, id_columns=("id",), generation=GenerationSpec(choice=("mild", "spicy"), temperature=0.0)
@@ -56,17 +51,22 @@ def test_labels_that_the_engine_would_give_otherwise_now_end_the_run(run: Jobs) 
         run.run(canary=150)
 
 
-@pytest.mark.long  # variants of the way on
+@pytest.mark.long  # the way on, after rows that are alike and after others
 def test_a_rerun_is_not_compared_with_the_canary_that_was_stopped(run: Jobs) -> None:
     run.write_input(texts(0, 300))
     run.run(id_columns=("id",))
-    run.write_input(texts(0, 300) + texts(300, 900, words=12))
+    run.write_input(texts(0, 600))
+    alike = run.run(id_columns=("id",), canary=100)
+    assert (alike.complete, alike.rows_out, alike.canary["moved"]) == (True, 300, [])
+    assert 50 < alike.canary["rows"] < 160
+    assert ids(run) == [*range(600)]
+    run.write_input(texts(0, 600) + texts(600, 900, words=12))
     for _ in range(2):
         with pytest.raises(CanaryError, match="prompt tokens"):
             run.run(id_columns=("id",), canary=100)
     accepted = run.run(id_columns=("id",))
     assert accepted.complete
-    run.write_input(texts(0, 300) + texts(300, 1_200, words=12))
+    run.write_input(texts(0, 600) + texts(600, 1_200, words=12))
     assert run.run(id_columns=("id",), canary=100).canary["moved"] == []
     assert ids(run) == [*range(1_200)]
 

@@ -85,6 +85,7 @@ def test_no_chunk_begins_that_would_not_end_and_the_next_run_does_the_rest(
     assert has_each_row_once(run, rows)
 
 
+@pytest.mark.long  # a stopped run and its spool, as of any death
 def test_at_the_limit_the_engine_drops_its_rows_and_what_it_had_completed_is_kept(run: Jobs) -> None:
     rows = words(0, 600)
     run.write_input(rows)

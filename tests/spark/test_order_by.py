@@ -190,6 +190,7 @@ def test_after_a_death_another_order_holds_for_the_rows_that_are_left(run: Jobs)
     assert sorted(row["id"] for row in run.rows()) == list(range(3_000))
 
 
+@pytest.mark.long  # the order is in the run that dies
 def test_a_limit_takes_the_first_rows_of_the_order(run: Jobs) -> None:
     run.write_input([(number, f"word {number}") for number in range(200)])
     for place in (1, 2):

@@ -84,6 +84,7 @@ def test_a_metrics_port_that_is_taken_is_refused(run: Jobs) -> None:
             run.run(metrics_port=port)
 
 
+@pytest.mark.long  # posts are units
 def test_a_url_is_told_of_the_start_and_of_each_kind_of_end(run: Jobs) -> None:
     run.write_input(words(0, 20))
     with web_server() as posts:
