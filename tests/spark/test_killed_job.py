@@ -91,11 +91,16 @@ def test_what_a_killed_job_had_completed_is_committed_by_the_next(run: Jobs) -> 
 
     summary = run.run()
     assert "had completed were committed now" in run.printed
-    assert (summary.rows_skipped, summary.rows_out) == (num_spooled, len(rows) - num_spooled)
+    # A Python worker may outlive its killed driver by a moment, and write down a row more.
+    num_recovered = summary.rows_skipped
+    assert num_spooled <= num_recovered < len(rows)
+    assert summary.rows_out == len(rows) - num_recovered
     done = run.rows()
+    runs = Counter(row["annotation"]["run_id"] for row in done)
+    assert sorted(runs.values()) == sorted((num_recovered, summary.rows_out))
     assert Counter((row["id"], row["text"]) for row in done) == Counter(rows)
     assert all(row["annotation"]["text"] == expected_text(f"Say {row['text']}", 16) for row in done)
-    assert len({row["annotation"]["run_id"] for row in done}) == 2, "each row names the run that computed it"
+    assert len(runs) == 2, "each row names the run that computed it"
     assert not spooled.exists()
 
 
