@@ -13,7 +13,7 @@ cd "$directory"
 job=tests/spark/test_job.py
 is_whole=
 [ $# -gt 0 ] || is_whole=yes
-[ $# -gt 0 ] || set -- tests/spark/test_udf.py tests/spark/test_functions.py tests/spark/test_annotate.py \
+[ $# -gt 0 ] || set -- tests/spark/test_udf.py tests/spark/test_functions.py tests/spark/test_annotate.py tests/spark/test_quality.py \
     $job::test_every_row_is_answered_once_and_a_rerun_does_only_what_is_new \
     tests/spark/test_retry_errors.py::test_only_error_rows_that_were_retried_leave_the_table_and_in_one_commit_with_their_outcome
 for environment in "$PWD"/[0-9]*.[0-9]*; do

@@ -83,10 +83,12 @@ class AnswersByRow:
         complete.sort()
         ended = [self._held.pop(row) for row in complete]
         row_ids, field = pa.array(complete, pa.int64()), COMPLETION_SCHEMA.field(_ROW_ID)
-        return [
-            pa.concat_batches([answers[question] for answers in ended]).set_column(_ROW_ID, field, row_ids)
-            for question in range(self._questions)
-        ]
+        batches = []
+        for question in range(self._questions):
+            table = pa.Table.from_batches([answers[question] for answers in ended])
+            # Combined, these few rows are one batch. (pyarrow 18 cannot concatenate batches themselves.)
+            batches += table.set_column(_ROW_ID, field, row_ids).combine_chunks().to_batches()
+        return batches
 
 
 def row_annotations(
