@@ -13,7 +13,7 @@ from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.job.run import Run
 from pipemax_spark.report.distributions import closed_answers, distributions_of
 from pipemax_spark.report.drift import Comparison, Drift, Sampled, asked_again, compared
-from pipemax_spark.report.findings import totals_of_rows
+from pipemax_spark.report.findings import CommittedTotals, totals_of_rows
 from pipemax_spark.rows.annotated import ANNOTATION, annotate_requests
 from pipemax_spark.spark.helper_columns import free_name
 from pipemax_spark.spark.sql import quoted
@@ -44,15 +44,16 @@ def do_rows(job: Job, run: Run, prepared: Prepared) -> int:
 def _judge(job: Job, run: Run) -> None:
     held = job.remaining.held()
     rows = held.where(f"{ANNOTATION}.run_id = '{job.run_id}'")
-    now, totals = _sampled(job, rows), totals_of_rows(rows)
+    totals = totals_of_rows(rows)
     if reason := job.options.error_limits.reason_to_fail(totals.rows, totals.errors, of=" of the canary"):
         raise TooManyErrorsError(f"{reason}. Nothing else was annotated")
     earlier = _earlier_run(job, held)
     if earlier is None:
-        run.drift = Drift(rows=now.rows, earlier_run=None)
+        run.drift = Drift(rows=totals.rows, earlier_run=None)
     else:
+        now = _sampled(job, rows, totals)
         of_earlier = held.where(f"{ANNOTATION}.run_id = '{earlier}'")
-        before = _sampled(job, of_earlier)
+        before = _sampled(job, of_earlier, totals_of_rows(of_earlier))
         run.drift = Drift(
             rows=now.rows,
             earlier_run=earlier,
@@ -110,8 +111,8 @@ def _asked_again(job: Job, run: Run, earlier: "DataFrame", wanted: int) -> list[
     return [asked_again(same=same, other=len(pairs) - same)] if pairs else []
 
 
-def _sampled(job: Job, rows: "DataFrame") -> Sampled:
-    totals = totals_of_rows(rows)
+def _sampled(job: Job, rows: "DataFrame", totals: CommittedTotals) -> Sampled:
+    """Return what is compared of these rows, whose ``totals`` are known."""
     return Sampled(
         rows=totals.rows,
         distributions=distributions_of(rows, job.options),
