@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Self
 
-from pipemax.config import EngineConfig
+from pipemax.config import EngineConfig as EngineConfig
 from pipemax.domain.errors import EngineStartError
 from pipemax.domain.step_records import StepLimits, StepRecords, TuningFacts
+from pipemax.endpoint_config import AnyConfig, EndpointConfig
 from pipemax.engine import Engine, EngineStats
 from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.node.gpus import engine_gpus
-from pipemax.policy.compare import PolicyChoice
+from pipemax.policy.compare import ChosenPolicy, PolicyChoice
 from pipemax.policy.layout_start import settle_layout
 from pipemax.replicas.replica_set import ReplicaSet
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -42,22 +43,31 @@ class OfflineEngine:
     ...         print(completion.text)
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         """Load the model, and block until that is done. ``EngineStartError`` says why it could not be loaded.
 
         The layout of the machine's GPUs is settled before, where the config leaves it open.
         """
-        try:
-            layout = settle_layout(config, os.environ, engine_gpus(os.environ))
-        except ValueError as error:
-            raise EngineStartError(str(error)) from None
-        config = layout.config
         self._engine: Engine
         self.measured: MeasuredEngine | None = None
         """What the simulator needs to know of the engine; None under stock vLLM, if nothing was measured, or if there
         are several replicas."""
         self.policy_choice: PolicyChoice
         """The scheduler that runs underneath, and why."""
+        if isinstance(config, EndpointConfig):
+            # aiohttp is in the environment of endpoints only.
+            from pipemax.endpoints.engine import EndpointEngine
+
+            self._engine = EndpointEngine(config)
+            self.policy_choice = PolicyChoice(
+                chosen=ChosenPolicy.VLLM, reason="the endpoint schedules by itself"
+            )
+            return
+        try:
+            layout = settle_layout(config, os.environ, engine_gpus(os.environ))
+        except ValueError as error:
+            raise EngineStartError(str(error)) from None
+        config = layout.config
         if config.num_replicas > 1:
             replicas = ReplicaSet(config)
             self._engine, self.policy_choice = replicas, replace(replicas.policy_choice, layout=layout.reason)

@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -343,7 +344,7 @@ class EngineConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ValueError(_readable(error, known=cls)) from None
+            raise ValueError(readable(error, known=cls)) from None
 
     @classmethod
     def load(cls, path: Path, *, default_model: str | None = None, **overrides: object) -> Self:
@@ -454,7 +455,12 @@ def _unknown(key: str, name: str, place: tuple[int | str, ...], kind: type[BaseM
     return f"unknown field {name!r}.{hint} Known fields: {', '.join(known)}"
 
 
-def _readable(error: ValidationError, *, known: type[BaseModel]) -> str:
+def _shows(name: str) -> bool:
+    return not name.startswith("vllm")  # its values may contain a secret
+
+
+def readable(error: ValidationError, *, known: type[BaseModel], shows: Callable[[str], bool] = _shows) -> str:
+    """Return one readable line for what is wrong with a config; ``shows`` tells which fields' values it may name."""
     faults = []
     for fault in error.errors():
         name = ".".join(str(part) for part in fault["loc"])
@@ -465,7 +471,7 @@ def _readable(error: ValidationError, *, known: type[BaseModel]) -> str:
                 )
             case "missing":
                 faults.append(f"field {name!r} is missing")
-            case _ if name.startswith("vllm"):  # the value may contain a secret
+            case _ if not shows(name):
                 faults.append(f"{name}: {fault['msg']}")
             case _:
                 faults.append(f"{name}: {fault['msg']} (got {fault['input']!r})")

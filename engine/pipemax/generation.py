@@ -108,6 +108,26 @@ def _generates(settings: Sampling) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What rows cost at an endpoint."""
+
+    requests: int = 0
+    """Requests sent, retries included."""
+    retries: int = 0
+    prompt_tokens: int = 0
+    """Tokens that the endpoint reports as used, over all samples and attempts."""
+    output_tokens: int = 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            requests=self.requests + other.requests,
+            retries=self.retries + other.retries,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The outcome of one request, good or bad."""
 
@@ -201,6 +221,8 @@ class Completion:
     )
     is_reused: bool = False
     """Whether the outcome is that of an equal request, and the engine has done nothing for this one."""
+    spent: Spent | None = None
+    """What an endpoint was asked for this row; None for other engines."""
 
 
 SETTINGS = table_rows(Sampling, Setting)

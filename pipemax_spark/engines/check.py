@@ -2,10 +2,11 @@
 
 import subprocess
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipemax.wire import PreflightReply, PreflightRequest
+from pipemax.wire import PreflightReply, PreflightRequest, secret_variables
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.engine_environment import engine_command, engine_environment
@@ -60,14 +61,15 @@ def run_preflight(
 
     ``profile`` is the resource profile of the stage that will run the engine.
     """
-    ask = partial(_ask, options.engine_python, request.to_bytes(), options.gpu_discovery_script)
+    keys = secret_variables(request.engine)
+    ask = partial(_ask, options.engine_python, request.to_bytes(), options.gpu_discovery_script, keys)
     reply = PreflightReply.from_bytes(call_on_executor(spark, ask, profile=profile).encode())
     if reply.error:
         raise JobError(reply.error)
     return reply
 
 
-def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None) -> str:
+def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None, keys: Sequence[str]) -> str:
     """Run the check on this executor; return its reply, or a reply that says why there is none."""
     command = engine_command(engine_python, "pipemax", "preflight")
     gpus = gpu_environment(find_executor().process.pid, discovery_script)
@@ -76,7 +78,7 @@ def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None
             command,
             input=payload,
             capture_output=True,
-            env=engine_environment() | gpus,
+            env=engine_environment(keys=keys) | gpus,
             cwd="/",
             timeout=_TIMEOUT_S,
             check=False,

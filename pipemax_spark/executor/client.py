@@ -8,6 +8,7 @@ caller waits for it.
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ from pipemax.wire import (
     ServerMessage,
     SessionErrorCode,
     SessionHeader,
+    secret_variables,
 )
 from pipemax_spark.errors import EngineSessionError
 from pipemax_spark.executor.feed import Feed
@@ -352,4 +354,5 @@ def session_header(options: EngineOptions, task: str, executor: Executor) -> Ses
         questions=options.questions,
         collector=options.collector,
         reuses_results=options.reuses_results,
+        keys={name: os.environ[name] for name in secret_variables(options.engine) if name in os.environ},
     )

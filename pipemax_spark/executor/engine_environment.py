@@ -8,7 +8,7 @@ secret must stay with the worker.
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 ENGINE_PYTHONPATH_VARIABLE = "PIPEMAX_ENGINE_PYTHONPATH"
 """Becomes the engine's PYTHONPATH, for a checkout that is not installed, as in this project's own tests."""
@@ -49,10 +49,16 @@ _PREFIXES = (
 )
 
 
-def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for any process of the engine's Python, taken from ``environ`` or from this process."""
+def engine_environment(
+    environ: Mapping[str, str] | None = None, *, keys: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the environment for any process of the engine's Python, taken from ``environ`` or from this process.
+
+    ``keys`` are further variables that it gets: those in which an endpoint's keys are.
+    """
     source = os.environ if environ is None else environ
-    kept = {name: value for name, value in source.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    names = _NAMES | set(keys)
+    kept = {name: value for name, value in source.items() if name in names or name.startswith(_PREFIXES)}
     if ENGINE_PYTHONPATH_VARIABLE in source:
         kept["PYTHONPATH"] = source[ENGINE_PYTHONPATH_VARIABLE]
     return kept

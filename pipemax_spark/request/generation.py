@@ -44,7 +44,7 @@ def with_image_settings(
             raise JobError("allow-image-urls is given, and no column has images; give image-column too")
         return config
     match config.get("policy", "auto"):
-        case "auto":
+        case "auto" if "endpoint" not in config:
             config["policy"] = "vllm"
         case "pipemax":
             raise JobError(

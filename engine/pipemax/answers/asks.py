@@ -19,7 +19,8 @@ class Prompt:
 
     token_ids: Sequence[int]
     media: Any = None
-    """The row's images as the engine has made them; their places in the tokens are part of it."""
+    """The row's images as the engine has made them; their places in the tokens are part of it. For an endpoint, which
+    makes the tokens itself, the row's request."""
 
     def followed_by(self, token_ids: Sequence[int]) -> "Prompt":
         return Prompt([*self.token_ids, *token_ids], self.media)
@@ -55,6 +56,19 @@ class Reply:
     pooled: NDArray[np.float32] | None = None
     """The output of a pooling model: an embedding, or the classes' probabilities."""
     error: RequestError | None = None
+    # Of a server, which says what it counted instead of the tokens.
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning: str | None = None
+    """The thinking, which is no part of ``text``."""
+    reasoning_tokens: int = 0
+    chances: Mapping[str, float] | None = None
+    """The probability of each choice, as far as the server tells them apart."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the output, thinking included."""
+        return len(self.token_ids) if self.output_tokens is None else self.output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,8 +40,8 @@ class RowTools:
     """What a row needs of the engine."""
 
     encode: Callable[[GenerationRequest], Prompt | RequestError]
-    tree_of: Callable[[tuple[str, ...]], ChoiceTree]
-    """``ValueError`` if the choices cannot be told apart."""
+    tree_of: Callable[[tuple[str, ...]], ChoiceTree] | None = None
+    """``ValueError`` if the choices cannot be told apart. None where a server chooses."""
     thinking: Thinking | None = None
     fault_of_length: Callable[[Sequence[int]], RequestError | None] = lambda token_ids: None
     """The error of a prompt that leaves no room for an output."""
@@ -68,6 +68,7 @@ class Row:
         self._sampling = request.sampling
         self._prompt = prompt
         self._tools = tools
+        self._prompt_tokens = len(prompt.token_ids)
         self._ask_numbers = count()
         self._samples = [self._sample(number) for number in range(request.sampling.n)]
         self._outcomes: dict[int, _Outcome] = {}
@@ -89,6 +90,7 @@ class Row:
     def take(self, ask_id: str, reply: Reply) -> list[Ask]:
         """Take in the reply to an open ask. Return the next asks; without open asks there is a completion."""
         sample, place = self._open.pop(ask_id)
+        self._prompt_tokens = self._prompt_tokens if reply.prompt_tokens is None else reply.prompt_tokens
         of_sample = self._replies[sample]
         of_sample[place] = reply
         complete = [reply for reply in of_sample if reply is not None]
@@ -136,12 +138,14 @@ class Row:
     def _attempt(self, prompt: Prompt, sample: int, attempt: int) -> _Asking:
         sampling, thinking = self._sampling, self._tools.thinking
         tree = self._tree()
-        if tree is None and sampling.choice and sampling.logprobs:
+        if tree is None and sampling.choice and sampling.logprobs and self._tools.tree_of is not None:
             raise ValueError(TOO_MANY_TO_SCORE)
         if tree is not None and (thinking is None or thinking.is_over(prompt.token_ids, sampling)):
             return (yield from self._choose(tree, prompt, sample, attempt))
         (reply,) = yield [self._ask(prompt, sample, attempt)]
         outcome = self._judged(prompt, reply)
+        if reply.chances is not None and outcome.answer.error is None:
+            return replace(outcome, answer=_chosen(outcome.answer, outcome.answer.text, reply.chances))
         if tree is None or not sampling.logprobs or outcome.answer.error is not None:
             return outcome
         # It has thought: the choices' probabilities are those behind its thinking.
@@ -155,7 +159,7 @@ class Row:
 
     def _tree(self) -> ChoiceTree | None:
         """Return the choices as a tree, or None if there are none or vLLM cannot choose among so many at once."""
-        if not self._sampling.choice:
+        if not self._sampling.choice or self._tools.tree_of is None:
             return None
         tree = self._tools.tree_of(self._sampling.choice)
         limit = MOST_SCORED if self._sampling.logprobs else MOST_ALLOWED
@@ -211,7 +215,7 @@ class Row:
         """Turn the answer to an ask for text into an outcome."""
         if reply.error is not None:
             return _Outcome(answer=self._completion(error=reply.error))
-        tokens, sampling = len(reply.token_ids), self._sampling
+        tokens, sampling = reply.num_tokens, self._sampling
         answer = self._completion(
             text=reply.text,
             finish_reason=reply.finish_reason,
@@ -279,7 +283,7 @@ class Row:
     ) -> Completion:
         return Completion(
             request_id=self._request.request_id,
-            prompt_tokens=len(self._prompt.token_ids),
+            prompt_tokens=self._prompt_tokens,
             text=text,
             finish_reason=finish_reason,
             completion_tokens=completion_tokens,

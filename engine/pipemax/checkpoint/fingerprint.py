@@ -1,10 +1,11 @@
 """Identifies a checkpoint's content, wherever it is stored."""
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
-from pipemax.config import EngineConfig
+from pipemax.endpoint_config import AnyConfig, EndpointConfig
 
 _WHOLE_FILE_BYTES = 4 << 20
 """Files up to this size are digested whole; of larger files, a sample of each part is digested."""
@@ -38,14 +39,18 @@ def fingerprint(model: str, *, resolved_revision: str | None) -> str:
     return f"sha256:{digest.hexdigest()[:32]}"
 
 
-def content_of(config: EngineConfig, *, load: int) -> bytes:
+def content_of(config: AnyConfig, *, load: int) -> bytes:
     """Return a digest of the content of model, tokenizer and adapters, as they are now.
 
     It tells an engine's answers from those of an engine that was loaded from other files of the same name. The config
     is not enough: a directory's files may be replaced, and a branch on the hub moves on.
 
+    An endpoint's is what the check before the job has found it to serve.
+
     Where the content cannot be known (a hub name without a commit), the digest is that of this ``load`` only.
     """
+    if isinstance(config, EndpointConfig):
+        return hashlib.blake2b(served_model(config).encode(), digest_size=16).digest()
     named = (
         config.model,
         config.tokenizer or config.model,
@@ -64,3 +69,14 @@ def _content(name: str, revision: str | None) -> str | None:
             return None
     is_commit = re.fullmatch(r"[0-9a-f]{40}", revision or "")
     return f"{name}@{revision}" if is_commit else None
+
+
+def served_model(config: EndpointConfig) -> str:
+    """Return what is known of the model that an endpoint serves, for a job's spec: never its URL."""
+    known = {
+        "model": config.model,
+        "revision": config.model_revision,
+        "serves": [] if config.server is None else list(config.server.models),
+    }
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return f"endpoint:{digest[:32]}"

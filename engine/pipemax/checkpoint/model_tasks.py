@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipemax.config import ChatMode, EngineConfig
+from pipemax.endpoint_config import AnyConfig
 from pipemax.generation import Sampling
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _CLASSIFIES = ("ForSequenceClassification", "ClassificationModel")
 _EMBEDS = re.compile(r"(ForTextEncoding|(?<!LM)(?<!LMHead)(?<!Chat)(?<!Reward)(?<!Classification)Model)$")
 
 
-def check_tasks(config: EngineConfig, asked: Sequence[Sampling]) -> None:
+def check_tasks(config: AnyConfig, asked: Sequence[Sampling]) -> None:
     """Raise ``ValueError`` if rows are to have another task than the engine is started for."""
     for settings in asked:
         if settings.task != config.task:

@@ -13,15 +13,22 @@ class EngineDiedError(PipeMaxError):
     """The engine's process ended or its loop raised; everything in flight in it is lost."""
 
     def __init__(
-        self, reason: str, *, suspects: frozenset[str] | None = None, is_machine_fault: bool = False
+        self,
+        reason: str,
+        *,
+        suspects: frozenset[str] | None = None,
+        is_machine_fault: bool = False,
+        ends_run: bool = False,
     ) -> None:
         """Say the reason in words. ``suspects`` are the requests of which one may be it; None for all in flight.
 
-        No request is suspect of a fault of the machine, such as one of its GPUs.
+        No request is suspect of a fault of the machine, such as one of its GPUs, nor of what ``ends_run``, because
+        another start would meet it again: an endpoint that refuses the key, say.
         """
         super().__init__(reason)
-        self.suspects = frozenset[str]() if is_machine_fault else suspects
+        self.suspects = frozenset[str]() if is_machine_fault or ends_run else suspects
         self.is_machine_fault = is_machine_fault
+        self.ends_run = ends_run
 
 
 class PoolExhaustedError(PipeMaxError):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from pipemax.api import Engine, EngineStats
 from pipemax.checkpoint.fingerprint import content_of
-from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError, EngineStartError
+from pipemax.endpoint_config import AnyConfig, EndpointConfig
 from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.limits import Timings
 from pipemax.serve.membership import (
@@ -32,7 +32,7 @@ from pipemax.wire import ProcessIdentity, ServerStats, SessionErrorCode
 
 log = logging.getLogger(__name__)
 
-EngineFactory = Callable[[EngineConfig], Engine]
+EngineFactory = Callable[[AnyConfig], Engine]
 _POLL_TIMEOUT_S = 0.1
 _REST_S = 0.5
 
@@ -40,7 +40,7 @@ _REST_S = 0.5
 @dataclass(slots=True)
 class _Resident:
     engine: Engine
-    config: EngineConfig
+    config: AnyConfig
     engine_id: str
     content: bytes
 
@@ -102,7 +102,7 @@ class EngineHost:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def join(self, config: EngineConfig, *, job_id: str, task: str, daemon: ProcessIdentity) -> Member:
+    def join(self, config: AnyConfig, *, job_id: str, task: str, daemon: ProcessIdentity) -> Member:
         """Claim the config's engine for a session, until ``leave``."""
         member = Member(
             config=config,
@@ -224,6 +224,8 @@ class EngineHost:
             self._close_resident()
 
     def _refusal_of(self, died: EngineDiedError) -> Refused:
+        if died.ends_run:
+            return Refused(code=SessionErrorCode.ENDPOINT_REFUSED, detail=str(died))
         if not died.is_machine_fault:
             return Refused(code=SessionErrorCode.ENGINE_DIED, detail=str(died))
         gpus = f", GPU {', '.join(self._gpus.gpus)}" if self._gpus.gpus else ""
@@ -259,7 +261,8 @@ class EngineHost:
         state, target = self._state, load.member
         log.info("loading model %s (config %s)%s", target.config.model, target.engine_id, load.instead_of)
         self._close_resident()
-        if not self._gpus.take(gives_up=lambda: state.refusal is not None):
+        needs_gpus = not isinstance(target.config, EndpointConfig)
+        if needs_gpus and not self._gpus.take(gives_up=lambda: state.refusal is not None):
             return
         content = content_of(target.config, load=state.engine_starts)
         try:

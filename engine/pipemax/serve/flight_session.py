@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from pipemax.api import Completion, Engine, Sampling
-from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError
+from pipemax.endpoint_config import AnyConfig
 from pipemax.serve.engine_host import EngineHost
 from pipemax.serve.flow.credit import StreamCredit
 from pipemax.serve.job_stats import StatsBook
@@ -69,7 +69,7 @@ class SessionTerms:
 
     number: int
     header: SessionHeader
-    config: EngineConfig
+    config: AnyConfig
     sampling: Sampling
     questions: tuple[Sampling, ...] = ()
 

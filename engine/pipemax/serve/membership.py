@@ -6,7 +6,7 @@ This module knows neither threads nor engines; ``engine_host`` holds the lock an
 from dataclasses import dataclass, field
 
 from pipemax.api import Engine
-from pipemax.config import EngineConfig
+from pipemax.endpoint_config import AnyConfig
 from pipemax.serve.limits import Timings
 from pipemax.wire import ProcessIdentity, SessionErrorCode
 
@@ -44,7 +44,7 @@ Readiness = Waiting | Ready | Refused
 class Member:
     """An open session's claim on an engine."""
 
-    config: EngineConfig
+    config: AnyConfig
     engine_id: str
     job_id: str
     task: str

@@ -6,7 +6,7 @@ reads the model's configuration and tokenizer, and counts the tokens of sampled 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -28,6 +28,7 @@ from pipemax.policy.layout_choice import FixedLayout
 from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.answer_checks import check_answers, check_reasoning_parser
+from pipemax.serve.endpoint_checks import endpoint_reply, of_each
 from pipemax.serve.rows.arrow_rows import requests_of
 from pipemax.serve.schema_checks import check_constraint, check_response_format, settings_for
 from pipemax.serve.start_checks import check_images, check_start
@@ -54,6 +55,8 @@ def preflight(request: PreflightRequest) -> PreflightReply:
 
 
 def _reply(request: PreflightRequest) -> PreflightReply:
+    if "endpoint" in request.engine:
+        return endpoint_reply(request)
     try:
         config = EngineConfig.parse(request.engine)
         num_gpus = len(engine_gpus(os.environ))
@@ -62,9 +65,9 @@ def _reply(request: PreflightRequest) -> PreflightReply:
         own_config = config_of_replica(config, num_gpus=num_gpus)
     except ValueError as error:
         raise ValueError(f"engine config: {error}") from error
-    asked = _of_each(request, check_generation, (request.generation, *request.questions))
+    asked = of_each(request, check_generation, (request.generation, *request.questions))
     sampling = asked[0]
-    _of_each(request, partial(_check_use, config), asked)
+    of_each(request, partial(_check_use, config), asked)
     json_settings = settings_for(config, asked)
     try:
         model_config = read_model_config(config)
@@ -98,7 +101,7 @@ def _reply(request: PreflightRequest) -> PreflightReply:
         )
     _check_system(request.generation.system, encoder, sampling)
     check = partial(check_answers, config, tokenizer=tokenizer, has_template=encoder.has_chat_template)
-    _of_each(request, check, asked)
+    of_each(request, check, asked)
     sampled = _sampled(request, asked)
     encoded = [
         one if isinstance(one, RequestError) else encoder.encode([_without_images(one)])[0] for one in sampled
@@ -133,17 +136,6 @@ def _reply(request: PreflightRequest) -> PreflightReply:
         expected_rows=None if rows_of_replica is None else config.num_replicas * rows_of_replica,
         versions=_versions(),
     )
-
-
-def _of_each(request: PreflightRequest, check: Callable[[_T], _U], settings: Sequence[_T]) -> list[_U]:
-    """Return what a check makes of the job's settings and of each question's; an error names the question."""
-    checked = []
-    for name, settings_of_question in zip((None, *request.question_names), settings, strict=True):
-        try:
-            checked.append(check(settings_of_question))
-        except ValueError as error:
-            raise ValueError(f"ask: question {name!r}: {error}" if name else str(error)) from error
-    return checked
 
 
 def _check_use(config: EngineConfig, sampling: Sampling) -> None:

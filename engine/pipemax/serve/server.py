@@ -9,7 +9,7 @@ from dataclasses import replace
 from pyarrow import flight
 
 from pipemax.checkpoint.model_tasks import check_tasks
-from pipemax.config import EngineConfig
+from pipemax.endpoint_config import EndpointConfig, parse_config
 from pipemax.serve.collector_reports import Reporter
 from pipemax.serve.engine_host import EngineFactory, EngineHost
 from pipemax.serve.flight_session import ClientGoneError, Session, SessionFailedError, SessionTerms, refuse
@@ -208,7 +208,9 @@ def check_header(number: int, text: bytes) -> SessionTerms:
     except ValueError as error:
         raise SessionFailedError(SessionErrorCode.INVALID_HEADER, str(error)) from None
     try:
-        config = EngineConfig.parse(header.engine)
+        config = parse_config(header.engine)
+        if isinstance(config, EndpointConfig):
+            config = config.with_keys(header.keys)
     except ValueError as error:
         raise SessionFailedError(SessionErrorCode.INVALID_ENGINE_CONFIG, f"engine config: {error}") from None
     try:

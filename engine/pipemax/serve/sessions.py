@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from pipemax.api import Completion, Engine, GenerationRequest
-from pipemax.config import EngineConfig
+from pipemax.endpoint_config import AnyConfig
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.live_tuning import LiveTuning
 from pipemax.serve.flow.open_input import InputWatch
@@ -110,7 +110,7 @@ class EngineSessions:
 
     # Called on the engine's thread, which polls no rows until they return: none may block for long.
 
-    def feed(self, engine: Engine, config: EngineConfig) -> None:
+    def feed(self, engine: Engine, config: AnyConfig) -> None:
         """Set the window by what the engine can take, tell it whether input is open, and begin the next turn.
 
         Called with an engine that has just been loaded, and after each poll.

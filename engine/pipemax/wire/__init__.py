@@ -15,6 +15,7 @@ needs its engine, which may take as long as that job.
 This package needs only pyarrow. Spark's side imports its names from here.
 """
 
+from pipemax.endpoint_keys import secret_variables as secret_variables
 from pipemax.generation import GENERATE as GENERATE
 from pipemax.generation import PAIR as PAIR
 from pipemax.generation import SETTINGS as SETTINGS

@@ -79,6 +79,8 @@ class ErrorCode(StrEnum):
     cut it off."""
     REASONING_UNFINISHED = "reasoning_unfinished"
     """The model's thinking ended before an answer began, for instance because ``max_tokens`` cut it off."""
+    CONTENT_FILTER = "content_filter"
+    """An endpoint's filter refused the prompt or the answer, or the model refused to answer."""
     ENGINE_ERROR = "engine_error"
     """The engine refused or failed only this row."""
     ENGINE_DIED = "engine_died"

@@ -33,6 +33,8 @@ class SessionErrorCode(StrEnum):
     """The engine died, and the rows that it held go to its successor."""
     MACHINE_FAULT = "machine_fault"
     """The engine died of a fault of its machine, such as of a GPU: no row is suspect, and they go to its successor."""
+    ENDPOINT_REFUSED = "endpoint_refused"
+    """An endpoint refuses the key or the model, serves another model, or has not answered for too long."""
     ENGINE_UNUSABLE = "engine_unusable"
     """The engine dies whatever row it runs."""
     SHUTTING_DOWN = "shutting_down"
@@ -67,6 +69,8 @@ class SessionHeader(Message):
     reuses_results: bool = False
     """Whether a request takes the answer of an equal one, of any client, that the server has answered or computes now.
     A request that is sampled without a seed has no equal."""
+    keys: dict[str, str] = field(default_factory=dict, repr=False)
+    """The values of the environment variables that an endpoint's config names. Never logged."""
     wire_version: int = WIRE_VERSION
     package_version: str = PACKAGE_VERSION
 

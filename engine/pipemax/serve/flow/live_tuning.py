@@ -24,6 +24,7 @@ from pipemax.config import EngineConfig
 from pipemax.domain.errors import EngineDiedError
 from pipemax.domain.specs import KvCapacity
 from pipemax.domain.step_records import StepLimits, TuningFacts
+from pipemax.endpoint_config import AnyConfig
 from pipemax.tuning.canary import Canary, CanaryRules, ReplicaSeen, Speculation
 from pipemax.tuning.remembered import Entry, TableKind, keep_entry, kind_of, load_entries, nearest_entry
 from pipemax.tuning.rules import TuningRules
@@ -88,7 +89,7 @@ class LiveTuning:
                 if row.error is None and row.completion_tokens
             ]
 
-    def see(self, engine: Engine, config: EngineConfig) -> None:
+    def see(self, engine: Engine, config: AnyConfig) -> None:
         """Look after the engine's limits, about once a second. Called after each poll."""
         now_s = self._clock()
         if now_s - self._seen_s < _PERIOD_S:
@@ -104,7 +105,7 @@ class LiveTuning:
             with contextlib.suppress(Exception):
                 self._set_first_limits(engine)
 
-    def _look(self, engine: Engine, config: EngineConfig, now_s: float) -> None:
+    def _look(self, engine: Engine, config: AnyConfig, now_s: float) -> None:
         jobs = self._inputs.jobs()
         if jobs and (engine is not self._engine or jobs.isdisjoint(self._jobs)):
             self._begin(engine, config, now_s)
@@ -118,16 +119,17 @@ class LiveTuning:
         if has_ended:
             self._tuning = None
 
-    def _begin(self, engine: Engine, config: EngineConfig, now_s: float) -> None:
+    def _begin(self, engine: Engine, config: AnyConfig, now_s: float) -> None:
         """Begin with an engine or with other jobs, whose rows are of another kind."""
         if engine is not self._engine:
             self._first_limits = engine.limits()
         elif self._first_limits and engine.limits() != self._first_limits:
             self._set_first_limits(engine)
         self._engine, self._ended, self.note = engine, [], ""
-        facts = engine.tuning_facts() if config.tune else None
-        rules = self._rules, self._canary_rules
-        self._tuning = None if facts is None else _Tuning(engine, config, facts, rules, now_s)
+        self._tuning = None
+        if isinstance(config, EngineConfig) and config.tune and (facts := engine.tuning_facts()) is not None:
+            rules = self._rules, self._canary_rules
+            self._tuning = _Tuning(engine, config, facts, rules, now_s)
 
     def _set_first_limits(self, engine: Engine) -> None:
         # A replica that speculates may have been started for less.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pipemax.api import Completion, Engine
-from pipemax.config import EngineConfig
+from pipemax.endpoint_config import AnyConfig
 from pipemax.serve.flow.credit import CreditWindow
 
 FLOOR_FACTOR = 1.5
@@ -27,7 +27,7 @@ class Pacer:
         self._window = window
         self._clock = clock
         self._tokens_per_row = FIRST_GUESS_TOKENS_PER_ROW
-        self._config: EngineConfig | None = None
+        self._config: AnyConfig | None = None
         self._resized_at_s = float("-inf")
 
     def learn(self, completions: Sequence[Completion]) -> None:
@@ -37,7 +37,7 @@ class Pacer:
                 tokens = completion.prompt_tokens + completion.completion_tokens
                 self._tokens_per_row = _MEMORY * self._tokens_per_row + (1 - _MEMORY) * max(1, tokens)
 
-    def resize(self, engine: Engine, config: EngineConfig, *, rows_left: int | None = None) -> bool:
+    def resize(self, engine: Engine, config: AnyConfig, *, rows_left: int | None = None) -> bool:
         """Set the window from the engine's admission credit, not too often. Return ``True`` if it has grown.
 
         ``rows_left`` bounds what the engine takes beyond what it has: its share of the rows that are left.
@@ -47,6 +47,10 @@ class Pacer:
             return False
         self._config, self._resized_at_s = config, now_s
         metrics = engine.stats().metrics
+        if (wanted_rows := metrics.get("wanted_rows")) is not None:
+            wanted = int(wanted_rows)
+            running = self._window.running_rows
+            return self._window.resize(wanted if rows_left is None else min(wanted, running + rows_left))
         # An engine that counts shared prefixes once knows better than the rows' lengths what a row costs.
         tokens_per_row = metrics.get("kv_tokens_per_request") or self._tokens_per_row
         # One chunk more than fits: only a request that no longer fits shows that memory is full.
