@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipemax.answers.asks import Ask
+from pipemax.answers.asks import Ask, Prompt
 from pipemax.checkpoint.image_sources import ImageSourceError, is_web_url, read_source, too_large
 from pipemax.checkpoint.pooling_texts import row_texts
 from pipemax.config import ChatMode, ImageConfig
 from pipemax.endpoint_config import EndpointConfig, ServerFacts
-from pipemax.generation import GenerationRequest, Image, RequestError, Sampling
+from pipemax.generation import PAIR, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.wire import ErrorCode, RowFaultError, encodable
 
 MOST_ALTERNATIVES = 20
@@ -22,6 +22,15 @@ _ANSWER = "answer"
 _BYTES_PER_TOKEN = 4
 _OF_VLLM = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos", "bad_words")
 """Settings beyond OpenAI's that vLLM's server takes under the same names."""
+_CONTROL_ROWS = {
+    "embed": GenerationRequest(request_id="control", prompt="Hi", sampling=Sampling(task="embed")),
+    "classify": GenerationRequest(request_id="control", prompt="Hi", sampling=Sampling(task="classify")),
+    "score": GenerationRequest(
+        request_id="control",
+        messages=tuple(Message(role=role, content="Hi") for role in PAIR),
+        sampling=Sampling(task="score"),
+    ),
+}
 _KINDS_OF_IMAGES = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"))
 
 
@@ -118,6 +127,16 @@ def generation_body(ask: Ask, config: EndpointConfig, server: ServerFacts) -> Bo
         path="chat/completions" if chat else "completions",
         values=values,
         tokens=len(text) // _BYTES_PER_TOKEN + ask.sampling.max_tokens,
+    )
+
+
+def control_body(config: EndpointConfig, server: ServerFacts) -> Body:
+    """Return the shortest request that the config's rows could be, which every row's fate is compared with."""
+    if config.is_pooling:
+        return pooling_body(_CONTROL_ROWS[config.task], config)
+    request = GenerationRequest(request_id="control", prompt="Hi", sampling=Sampling(max_tokens=1))
+    return generation_body(
+        Ask(ask_id="control", prompt=Prompt((), request), sampling=request.sampling), config, server
     )
 
 

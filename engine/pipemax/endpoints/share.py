@@ -175,6 +175,12 @@ class Share:
         state.level.close(self._clock())
         state.end()
 
+    def lives(self, address: int) -> None:
+        """Count an answer to a request that was no row's."""
+        now_s, state = self._clock(), self._addresses[address]
+        state.answered_at_s = now_s
+        self._live(now_s, state)
+
     def answered_others_since(self, address: int, since_s: float) -> bool:
         """Return whether the address has given a good answer after ``since_s`` on the clock."""
         return self._addresses[address].answered_at_s > since_s
