@@ -24,6 +24,7 @@ def details(run: Jobs, table: str) -> Any:
     return run.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
 
 
+@pytest.mark.long
 def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_columns(run: Jobs) -> None:
     table = f"delta.`{run.output}`"
     run.spark.sql(
@@ -59,7 +60,7 @@ def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_colu
     assert run.spark.read.format("delta").load(run.output).schema["id"].nullable is False
 
 
-@pytest.mark.long  # the first test has the rest
+@pytest.mark.long
 def test_a_clustered_table_by_name_stays_clustered_and_refuses_rows_that_break_its_rules_early(
     run: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

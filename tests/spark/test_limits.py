@@ -41,6 +41,7 @@ def has_each_row_once(run: Jobs, rows: list[tuple[int, str]]) -> bool:
     return Counter((row["id"], row["text"]) for row in done) == Counter(rows)
 
 
+@pytest.mark.long  # three runs; the decisions are units
 def test_no_chunk_begins_that_would_not_end_and_the_next_run_does_the_rest(
     run: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def by_priority(run: Jobs, **changes: Any) -> JobOptions:
     return run.defaults
 
 
+@pytest.mark.long  # two runs
 def test_a_run_that_dies_has_committed_the_first_rows_of_the_order_and_the_next_does_the_rest(
     run: Jobs,
 ) -> None:

@@ -66,6 +66,7 @@ def test_rows_of_another_table_take_the_good_answers_of_the_same_spec(run: Jobs,
     assert summary.tokens_from_table == sum(one["prompt_tokens"] + one["completion_tokens"] for one in taken)
 
 
+@pytest.mark.long
 def test_a_table_that_answers_all_rows_starts_no_engine(run: Jobs, earlier: str) -> None:
     run.write_input([(100 + number, f"word {number}") for number in range(10)])
     summary = run.run(reuse=earlier)
@@ -76,6 +77,7 @@ def test_a_table_that_answers_all_rows_starts_no_engine(run: Jobs, earlier: str)
     assert (again.rows_from_table, again.rows_skipped) == (0, 10)
 
 
+@pytest.mark.long
 def test_a_table_that_cannot_answer_is_refused_by_name(run: Jobs, earlier: str) -> None:
     run.write_input([(100, "word 1")])
 

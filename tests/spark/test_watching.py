@@ -35,6 +35,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.long
 def test_prometheus_sees_a_job_while_it_runs(run: Jobs, tmp_path: Path) -> None:
     run.write_input([*words(0, 40), (40, "[[error]]")])
     held, port = tmp_path / "held", free_port()
