@@ -20,7 +20,7 @@ Everything is submitted at once, behind its fences, however many steps the host 
 own progress paces the copies, and the order of submission on the prefetch lane is that of the deadlines. The paper's
 priority queues (§3.4.2, "Demand-Priority Transfer Orchestration") hold KV copies back around sends instead; a host that
 is ahead of the device cannot do that without making prefetches wait for the very step that they should overlap with
-(``docs/transfer.md``).
+(``transfer/README.md``).
 
 The caller never waits for the device. Every wait is named (``device.Fence``); a checker shows that each is needed and
 that together they suffice (``test_happens_before.py``). A store needs no wait for earlier prefetches that read the
