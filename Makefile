@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup annotate compare check pure-tests test all-tests test-long test-python test-versions test-elsewhere \
-	nightly coverage faults parity-full peers wheel lint docs lock clean
+	nightly coverage faults parity-full peers llama wheel lint docs lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ coverage: $(VENV)/ready  ## Which lines the pure tests and the engine server's t
 
 peers: $(VENV)/ready  ## Ray Data LLM and distribatch in .venv-peers, for python -m lab.bench.peers
 	@bash tools/make_peers.sh "$(BIN)" .venv-peers
+
+llama: $(VENV)/ready  ## llama-cpp-python's server in .venv-llama, compiled: for the nightly tests of endpoints
+	@bash tools/make_llama.sh "$(BIN)" .venv-llama
 
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer

@@ -16,5 +16,5 @@ remove_ours() {  # remove_ours DIRECTORY MARKER
 remove_ours "$1" pyvenv.cfg
 remove_ours "$2" .pipemax-demo
 # Of this checkout, and ignored by git.
-rm -rf .venv-versions .venv-peers logs dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
+rm -rf .venv-versions .venv-peers .venv-llama logs dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
 find . -name __pycache__ -prune -exec rm -rf {} +

@@ -29,4 +29,7 @@ compile_version 4.2.0 4.4.0 25
 printf '%s\n' 'ray[llm]==2.60.0' 'distribatch==0.1.0a1' 'opentelemetry-exporter-prometheus>=0.60b0' |
     compile - --extra spark --extra cpu --constraint requirements/cpu.lock --override requirements/overrides.txt \
         --override requirements/peers-overrides.txt -o requirements/peers.lock
+# make llama: a server that the nightly tests of endpoints ask, built from its sources, and what converts the demo model for it.
+printf '%s\n' 'llama-cpp-python[server]==0.3.36' 'gguf==0.19.0' |
+    "$uv" pip compile - --python-version 3.11 --no-emit-index-url --no-header --no-annotate -q -o requirements/llama.lock
 wc -l requirements/*.lock
