@@ -15,6 +15,7 @@ from pipemax_spark.request.error_limits import ErrorLimits
 from pipemax_spark.request.expected_rows import ExpectedRows
 from pipemax_spark.request.generation import check_pooling
 from pipemax_spark.request.golds import Gold, golds_of
+from pipemax_spark.request.prices import Prices
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.urls import check_url
 from pipemax_spark.storage.bad_lines import BadLines
@@ -90,7 +91,7 @@ class JobOptions:
     price_per_hour: float | None = None
     """Price of all the job's machines together, in any currency."""
     max_cost: float | None = None
-    """End the run before it costs more, by ``price_per_hour``, counted from its start like the other limits."""
+    """End the run before it costs more, by ``prices``, counted from its start like the other limits."""
     max_hours: float | None = None
     max_tokens_total: int | None = None
     """Of prompts and answers together, as engines report them."""
@@ -189,6 +190,11 @@ class JobOptions:
         """What is compared with which column of right answers."""
         return golds_of(self.gold_column, self.generation, self.ask)
 
+    @property
+    def prices(self) -> Prices:
+        """What the run's hours and tokens cost."""
+        return Prices.of(self.price_per_hour, self.engine)
+
     def _check_limits(self) -> None:
         limits = {
             "max-cost": self.max_cost,
@@ -198,8 +204,11 @@ class JobOptions:
         for name, value in limits.items():
             if value is not None and not 0 < value < math.inf:
                 raise JobError(f"{name} is {value}; give a number above 0")
-        if self.max_cost is not None and not self.price_per_hour:
-            raise JobError("--max-cost needs --price-per-hour, the price of the whole cluster")
+        if self.max_cost is not None and not (self.price_per_hour or self.prices.has_tokens):
+            raise JobError(
+                "--max-cost needs --price-per-hour, the price of the whole cluster, or an endpoint's engine config "
+                "with price_per_million_prompt_tokens and price_per_million_output_tokens"
+            )
 
     def _check_order(self) -> None:
         if self.order_by is not None and self.group_by_prefix:

@@ -39,7 +39,11 @@ class Engine(Protocol):
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests. ``poll`` does not return them unless they had ended already. Unknown ids are ignored."""
+        """Stop requests. Unknown ids are ignored.
+
+        ``poll`` does not return them unless they had ended already, or an endpoint was asked for them: then with
+        ``spent`` and an error.
+        """
 
     def set_input_open(self, is_open: bool) -> None:
         """Say whether more requests may come soon; at first none are expected.

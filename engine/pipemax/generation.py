@@ -126,6 +126,14 @@ class Spent:
             output_tokens=self.output_tokens + other.output_tokens,
         )
 
+    def __sub__(self, other: "Spent") -> "Spent":
+        return Spent(
+            requests=self.requests - other.requests,
+            retries=self.retries - other.retries,
+            prompt_tokens=self.prompt_tokens - other.prompt_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:

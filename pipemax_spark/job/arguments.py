@@ -296,8 +296,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "max_cost": Option(
         _RUN,
-        "End the run in order before it costs more than this, by --price-per-hour, counted from its start; the exit "
-        "status is then 3, and the next run goes on.",
+        "End the run in order before it costs more than this, by --price-per-hour and an endpoint's prices of tokens, "
+        "counted from its start; the exit status is then 3, and the next run goes on.",
         typer={"show_default": False},
     ),
     "max_hours": Option(_RUN, "Likewise for its hours.", typer={"show_default": False}),

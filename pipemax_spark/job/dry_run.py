@@ -83,6 +83,13 @@ def _say_tokens(call: JobCall, checked: Checked, to_do: int, note: str) -> None:
     if reply.output_tokens:
         generated = sum(reply.output_tokens) / len(by_row)
         call.terminal.say("", f"at most {generated * to_do:,.0f} generated, {generated:,.0f} per row")
+    prices = call.options.prices
+    if prices.has_tokens:
+        of_prompts = prices.of_tokens(mean * to_do, 0)
+        longest = prices.of_tokens(mean * to_do, sum(reply.output_tokens) / len(by_row) * to_do)
+        call.terminal.say(
+            "Cost", f"of tokens, {of_prompts:,.2f} to {longest:,.2f}, by how long the answers are"
+        )
     if bad:
         what = "answers" if questions else "rows"
         call.terminal.say(

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from pipemax.wire import PreflightReply
+from pipemax.wire import PreflightReply, Spent
 from pipemax_spark.errors import EndedBy, JobError, LimitReachedError
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.page_parts import duration
 from pipemax_spark.report.progress import clock
 from pipemax_spark.report.run_speed import RunSpeed
 from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.prices import Prices
 from pipemax_spark.rows.budget import (
     Interval,
     Limit,
@@ -63,7 +64,10 @@ def read_done_by(value: str | datetime, *, now: datetime | None = None) -> datet
 def limits_of(options: JobOptions, *, now: datetime) -> list[Limit]:
     """Return the limits of a job that starts now. Raise ``JobError`` if ``done-by`` has passed."""
     limits = []
-    if options.max_cost is not None and options.price_per_hour:
+    if options.max_cost is not None and options.prices.has_tokens:
+        text, per_s = f"max-cost {options.max_cost:,g}", options.prices.per_second
+        limits.append(Limit(ended_by=EndedBy.MAX_COST, text=text, cost=options.max_cost, cost_per_s=per_s))
+    elif options.max_cost is not None and options.price_per_hour:
         seconds = options.max_cost / options.price_per_hour * 3600
         limits.append(
             Limit(ended_by=EndedBy.MAX_COST, text=f"max-cost {options.max_cost:,g}", seconds=seconds)
@@ -97,7 +101,7 @@ class RunLimits:
         self._clock_s = clock_s
         self._begin_s = clock_s()
         self._now = now or datetime.now().astimezone()
-        self._price_per_hour = options.price_per_hour
+        self._prices = options.prices
         self._requests_per_row = max(1, len(options.ask))
         self.limits: Sequence[Limit] = limits_of(options, now=self._now)
         self._lock = threading.Lock()
@@ -119,18 +123,24 @@ class RunLimits:
         if not self.limits:
             return
         with self._lock:
-            self._prior = prior_of(speed, reply, requests_per_row=self._requests_per_row)
+            self._prior = prior_of(speed, reply, requests_per_row=self._requests_per_row, prices=self._prices)
             rows = self._rows_total
         for line in forecast_lines(self.limits, self._prior, rows, now=self._now, speed=speed):
             terminal.say("Limit", line)
 
-    def look(self, *, rows: int, tokens: int, warn: Callable[[str], None]) -> LimitReachedError | None:
-        """Take what is done now; return the run's end if a limit is reached. Warn once of what will not fit."""
+    def look(
+        self, *, rows: int, tokens: int, warn: Callable[[str], None], spent: Spent | None = None
+    ) -> LimitReachedError | None:
+        """Take what is done now, and what an endpoint has billed; return the run's end if a limit is reached.
+
+        Warn once of what will not fit.
+        """
         if not self.limits:
             return None
         with self._lock:
             seconds = self._seconds()
-            self._pace.add(Sample(seconds=seconds, rows=rows, tokens=tokens))
+            cost = 0.0 if spent is None else self._prices.cost(seconds=0.0, spent=spent)
+            self._pace.add(Sample(seconds=seconds, rows=rows, tokens=tokens, token_cost=cost))
             limit = reached(self.limits, self._pace.last)
             if limit is not None:
                 return _end(limit, "is reached")
@@ -182,8 +192,10 @@ class RunLimits:
     def used(self) -> str:
         """Return what the run has used since the job's start."""
         with self._lock:
-            seconds, tokens = self._seconds(), self._pace.last.tokens
-        cost = "" if self._price_per_hour is None else f", cost {seconds / 3600 * self._price_per_hour:,.2f}"
+            seconds, tokens, token_cost = self._seconds(), self._pace.last.tokens, self._pace.last.token_cost
+        cost = (
+            f", cost {seconds * self._prices.per_second + token_cost:,.2f}" if self._prices.are_known else ""
+        )
         return f"{duration(seconds)} since the job's start{cost}, {tokens:,} tokens"
 
     def left_text(self) -> str:
@@ -200,10 +212,13 @@ class RunLimits:
     def _left_of(self, limit: Limit) -> str:
         if limit.tokens is not None:
             return f"{max(0, limit.tokens - self._pace.last.tokens):,} tokens of {limit.text} left"
+        if limit.cost is not None:
+            now = replace(self._pace.last, seconds=self._seconds())
+            return f"{max(0.0, limit.cost - limit.cost_of(now)):,.2f} of {limit.text} left"
         assert limit.seconds is not None, limit
         left_s = max(0.0, limit.seconds - self._seconds())
-        if limit.ended_by is EndedBy.MAX_COST and self._price_per_hour is not None:
-            return f"{left_s / 3600 * self._price_per_hour:,.2f} of {limit.text} left"
+        if limit.ended_by is EndedBy.MAX_COST:
+            return f"{left_s * self._prices.per_second:,.2f} of {limit.text} left"
         until = "to" if limit.ended_by is EndedBy.DONE_BY else "left of"
         return f"{clock(left_s)} {until} {limit.text}"
 
@@ -225,7 +240,9 @@ def _end(limit: Limit, how: str) -> LimitReachedError:
     return LimitReachedError(f"--{limit.text} {how}", ended_by=limit.ended_by)
 
 
-def prior_of(speed: RunSpeed | None, reply: PreflightReply, *, requests_per_row: int) -> Prior:
+def prior_of(
+    speed: RunSpeed | None, reply: PreflightReply, *, requests_per_row: int, prices: Prices
+) -> Prior:
     """Return what an earlier run and the sampled rows tell before the first row is done.
 
     A row has the tokens of its prompts at least, and the longest answers at most, on which forecasts count.
@@ -234,14 +251,16 @@ def prior_of(speed: RunSpeed | None, reply: PreflightReply, *, requests_per_row:
     if speed is not None and speed.interval is not None:
         low, high = speed.interval
         rate = Interval(low=low, middle=speed.rows_per_s, high=high)
-    per_row = None
+    per_row = cost = None
     if reply.prompt_tokens:
         read, generated = (
             sum(tokens) / len(reply.prompt_tokens) * requests_per_row
             for tokens in (reply.prompt_tokens, reply.output_tokens)
         )
         per_row = Interval(low=read, middle=read + generated, high=read + generated)
-    return Prior(rows_per_s=rate, tokens_per_row=per_row)
+        most = prices.of_tokens(read, generated)
+        cost = Interval(low=prices.of_tokens(read, 0), middle=most, high=most) if prices.has_tokens else None
+    return Prior(rows_per_s=rate, tokens_per_row=per_row, token_cost_per_row=cost)
 
 
 def forecast_lines(
@@ -252,10 +271,11 @@ def forecast_lines(
     for limit in limits:
         outlook = forecast([limit], Pace(), prior)
         if outlook is None:
-            source = "earlier run of this job with full engines" if limit.tokens is None else "sampled row"
+            source = "sampled row" if _is_of_tokens(limit) else "earlier run of this job with full engines"
             fits = f"no forecast before the first rows are done: no {source} tells it"
-        elif limit.tokens is not None:
-            fits = _fit_in_tokens(outlook.rows, rows)
+        elif _is_of_tokens(limit):
+            verb = "have more tokens" if limit.cost is None else "cost more"
+            fits = _fit_in_tokens(outlook.rows, rows, verb)
         else:
             assert speed is not None, prior
             fits = _fit_in_time(outlook.rows, rows, speed)
@@ -265,12 +285,12 @@ def forecast_lines(
     return lines
 
 
-def _fit_in_tokens(fits: Interval, rows: int) -> str:
+def _fit_in_tokens(fits: Interval, rows: int, verb: str) -> str:
     if fits.low >= rows:
         return f"all {rows:,} rows fit, even with the longest answers"
     if fits.high >= rows:
         return f"{fits.low:,.0f} of {rows:,} rows fit with the longest answers, more with shorter ones"
-    return f"at most {fits.high / rows:.0%} of {rows:,} rows fit: the prompts alone have more tokens"
+    return f"at most {fits.high / rows:.0%} of {rows:,} rows fit: the prompts alone {verb}"
 
 
 def _fit_in_time(fits: Interval, rows: int, speed: RunSpeed) -> str:
@@ -288,6 +308,11 @@ def _help(fits: Interval, rows: int, speed: RunSpeed) -> str:
         return ""
     engines = math.ceil(speed.engines * rows / fits.low)
     return f". What would help: {engines:,} such engines in place of {speed.engines}, or shorter answers"
+
+
+def _is_of_tokens(limit: Limit) -> bool:
+    """Tell whether it depends on the rows' lengths how many fit."""
+    return limit.tokens is not None or limit.cost is not None
 
 
 def _is_of_time(limit: Limit) -> bool:

@@ -280,7 +280,7 @@ def _write_page(
         findings,
         _places(job, {"MLflow run": run.tracker.place}),
         charts_of(run.tracks),
-        price_per_hour=job.options.price_per_hour,
+        prices=job.options.prices,
     )
     path = job.directory / "report.html"
     return path if _write(job, path, page) else None
@@ -335,6 +335,7 @@ def _summary(
 ) -> Summary:
     """Return the totals of a run that has ended."""
     collector, seconds = run.collector, run.seconds
+    spent = collector.totals().spent if "endpoint" in job.checked.reply.engine else None
     account = {part: round(part_s, 3) for part, part_s in run.time_account().items()}
     drain_s = collector.accounts.drain_at_full_rate_s()
     return Summary(
@@ -353,6 +354,10 @@ def _summary(
         prompt_tokens=totals.prompt_tokens,
         completion_tokens=totals.completion_tokens,
         reasoning_tokens=totals.reasoning_tokens,
+        endpoint_requests=None if spent is None else spent.requests,
+        endpoint_retries=None if spent is None else spent.retries,
+        billed_prompt_tokens=None if spent is None else spent.prompt_tokens,
+        billed_output_tokens=None if spent is None else spent.output_tokens,
         rows_retried=totals.rows_retried,
         extra_attempts=totals.extra_attempts,
         seconds=round(seconds, 3),
@@ -411,7 +416,7 @@ def _finish(
         summary,
         findings,
         _places(job, places),
-        price_per_hour=job.options.price_per_hour,
+        prices=job.options.prices,
         warnings=warnings,
     )
 

@@ -106,7 +106,7 @@ def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"
             line = ProgressLine(
                 show=show,
                 period_s=period_s,
-                price_per_hour=options.price_per_hour,
+                prices=options.prices,
                 unit="answers" if options.ask else "rows",
                 limits_left=limits.left_text,
             )
@@ -294,6 +294,7 @@ class Run:
         reached = self._limits.look(
             rows=max(totals.rows_done // self._per_row, self.committed_rows),
             tokens=totals.prompt_tokens + totals.completion_tokens,
+            spent=totals.spent,
             warn=self.warn_of_limit,
         )
         if reached is not None:

@@ -22,6 +22,10 @@ _COUNTS = {
     "pipemax_rows_committed": "Rows that are in the output",
     "pipemax_prompt_tokens": "Prompt tokens of ended rows",
     "pipemax_generation_tokens": "Output tokens of ended rows",
+    "pipemax_endpoint_requests": "Requests to an endpoint, retries among them",
+    "pipemax_endpoint_retries": "Retries among these requests",
+    "pipemax_endpoint_prompt_tokens": "Prompt tokens that an endpoint says it has used",
+    "pipemax_endpoint_generation_tokens": "Output tokens that an endpoint says it has used",
 }
 _GAUGES = {
     "pipemax_rows_left": "Rows that engines have not ended yet; with --ask, answers",
@@ -58,6 +62,10 @@ class RunMetrics:
             "pipemax_rows_committed": self._committed_rows(),
             "pipemax_prompt_tokens": totals.prompt_tokens,
             "pipemax_generation_tokens": totals.completion_tokens,
+            "pipemax_endpoint_requests": totals.spent.requests,
+            "pipemax_endpoint_retries": totals.spent.retries,
+            "pipemax_endpoint_prompt_tokens": totals.spent.prompt_tokens,
+            "pipemax_endpoint_generation_tokens": totals.spent.output_tokens,
             "pipemax_rows_left": max(0, self._progress.rows_total - totals.rows_done),
             "pipemax_run_seconds": self._progress.seconds(),
         }

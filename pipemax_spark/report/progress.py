@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from pipemax.wire import ServerStats
@@ -16,6 +16,7 @@ from pipemax_spark.report.collector import Collector
 from pipemax_spark.report.engine_tracks import EngineTracks
 from pipemax_spark.report.samples import Sample, engine_means, phases_text
 from pipemax_spark.request.error_limits import ErrorLimits
+from pipemax_spark.request.prices import Prices
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class ProgressLine:
 
     show: Callable[[str], None]
     period_s: float
-    price_per_hour: float | None = None
+    prices: Prices = field(default_factory=Prices)
     unit: str = "rows"
     limits_left: Callable[[], str] = str
     """Returns what is left of the run's limits, or no text."""
@@ -52,8 +53,8 @@ class ProgressLine:
             f"{sample.rows_error:,} errors" if sample.rows_error else "",
             _time_left(rows_total - done, sample.rows_per_s),
         ]
-        if self.price_per_hour is not None:
-            parts.append(f"cost {sample.seconds / 3600 * self.price_per_hour:.2f}")
+        if self.prices.are_known:
+            parts.append(f"cost {self.prices.cost(seconds=sample.seconds, spent=sample.spent):,.2f}")
         parts.append(self.limits_left())
         return " · ".join(part for part in parts if part)
 
@@ -182,6 +183,7 @@ class Progress:
             rows_done=totals.rows_done,
             rows_error=totals.rows_error,
             completion_tokens=totals.completion_tokens,
+            spent=totals.spent,
             rows_per_s=(totals.rows_done - (past.rows_done if past else 0)) / span_s,
             tokens_per_s=(totals.completion_tokens - (past.completion_tokens if past else 0)) / span_s,
             running_requests=sum(server.running_requests for server in servers),

@@ -25,6 +25,7 @@ from pipemax_spark.report.quality_parts import accuracy_part, distributions_part
 from pipemax_spark.report.row_parts import row_part
 from pipemax_spark.report.sampled_rows import SampledRow
 from pipemax_spark.report.summary import Findings, Summary, counted, facts_of, token_rate
+from pipemax_spark.request.prices import Prices
 
 _CHARTS = {
     "rows": "Rows per second, each engine",
@@ -86,10 +87,10 @@ def report_page(
     places: Mapping[str, str],
     charts: Mapping[str, str],
     *,
-    price_per_hour: float | None,
+    prices: Prices,
 ) -> str:
     """Return the page. ``charts`` are SVG texts by name; a chart that is missing is left out."""
-    all_facts = [*facts_of(summary, findings, price_per_hour), *places.items(), ("Run", run.run_id)]
+    all_facts = [*facts_of(summary, findings, prices), *places.items(), ("Run", run.run_id)]
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>PipeMax run {escape(run.run_id)}</title>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -97,7 +98,7 @@ def report_page(
         f"<h1>{counted(summary.rows_out, 'row')} in {duration(summary.seconds)}</h1>",
         f"<div>{breakable(summary.output)}</div>",
         "" if run.stopped_by is None else text_block("The run was stopped", run.stopped_by, is_bad=True),
-        _tiles(summary, findings, price_per_hour),
+        _tiles(summary, findings, prices),
         _about(run),
         _errors(findings),
         drift_part(findings.drift),
@@ -113,7 +114,7 @@ def report_page(
     return "\n".join(part for part in parts if part)
 
 
-def _tiles(summary: Summary, findings: Findings, price_per_hour: float | None) -> str:
+def _tiles(summary: Summary, findings: Findings, prices: Prices) -> str:
     answers = summary.rows_out - summary.rows_error
     shown = [
         (f"{summary.rows_out:,}", "rows"),
@@ -127,8 +128,8 @@ def _tiles(summary: Summary, findings: Findings, price_per_hour: float | None) -
             agree = f"{of_question}of {rows} agree with column {accuracy.column!r}"
             shown.append((f"{accuracy.right / accuracy.rows:.1%}", agree))
     shown.append((duration(summary.seconds), "from the first chunk on"))
-    if price_per_hour is not None:
-        shown.append((f"{summary.seconds / 3600 * price_per_hour:,.2f}", "cost"))
+    if prices.are_known:
+        shown.append((f"{prices.cost(seconds=summary.seconds, spent=summary.spent):,.2f}", "cost"))
     if summary.rows_left:
         shown.append((f"{summary.rows_left:,}", "rows left"))
     return tiles(shown)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from pipemax.wire import JobStats, ServerStats
+from pipemax.wire import JobStats, ServerStats, Spent
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, is_from_task
 
 SILENT_S = 30.0
@@ -31,6 +31,8 @@ class Totals:
     """ErrorCode → a message."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    spent: Spent = field(default_factory=Spent)
+    """What an endpoint was asked, also for rows whose task has died."""
     rows_taken: int = 0
     """Rows that reporting servers have received and silent ones have completed: the silent ones' other rows go to
     others."""
@@ -50,6 +52,7 @@ class Totals:
         self.rows_reused += new.rows_reused - old.rows_reused
         self.prompt_tokens += new.prompt_tokens - old.prompt_tokens
         self.completion_tokens += new.completion_tokens - old.completion_tokens
+        self.spent += new.spent - old.spent
         if new.errors != old.errors:
             self.errors.update(new.errors)
             self.errors.subtract(old.errors)

@@ -5,9 +5,9 @@ MLflow's page makes a section of each prefix. The documentation's page of metric
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from pipemax.wire import ServerStats
+from pipemax.wire import ServerStats, Spent
 from pipemax_spark.report.engine_tracks import phase_of
 
 RUN_METRICS: Mapping[str, tuple[str, str]] = {
@@ -64,6 +64,8 @@ class Sample:
     """The engines' phases, such as ``decode``, or ``2 decode, 1 prefill``."""
     engine_means: Mapping[str, float]
     """Means of ``SHOWN_METRICS`` over the engines that report them."""
+    spent: Spent = field(default_factory=Spent)
+    """What an endpoint was asked so far."""
 
 
 def in_rows(sample: Sample, *, requests_per_row: int) -> Sample:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipemax.wire import Spent
 from pipemax_spark.report.accuracy import Accuracy
 from pipemax_spark.report.distributions import Distributions
 from pipemax_spark.report.drift import Drift
@@ -19,6 +20,7 @@ from pipemax_spark.report.past_runs import PastRun
 from pipemax_spark.report.sampled_rows import SampledAnswer, SampledRow
 from pipemax_spark.report.time_accounts import describe_account, working_seconds
 from pipemax_spark.request.error_limits import such_as
+from pipemax_spark.request.prices import Prices
 from pipemax_spark.rows.annotated import ANNOTATION
 
 _TEXT_WIDTH = 60
@@ -62,6 +64,13 @@ class Summary:
     completion_tokens: int = 0
     reasoning_tokens: int | None = None
     """Tokens of ``completion_tokens`` that thinking took; None if the engine splits none off."""
+    endpoint_requests: int | None = None
+    """Requests to an endpoint, also for rows whose task has died, as far as engines reported them; None without one."""
+    endpoint_retries: int | None = None
+    """Requests of these that were tries of an earlier one."""
+    billed_prompt_tokens: int | None = None
+    """Tokens that the endpoint says it has used, over all samples, attempts and rows that were done twice."""
+    billed_output_tokens: int | None = None
     rows_retried: int | None = None
     """Rows that took more than one attempt; None without ``--attempts``."""
     extra_attempts: int | None = None
@@ -114,6 +123,16 @@ class Summary:
     ``question`` (null without questions), ``column``, ``rows``, ``right``, ``rows_error``, ``rows_without_gold``, and
     the share's interval at 95 %, ``low`` and ``high``."""
 
+    @property
+    def spent(self) -> Spent:
+        """What an endpoint was asked; nothing without one."""
+        return Spent(
+            requests=self.endpoint_requests or 0,
+            retries=self.endpoint_retries or 0,
+            prompt_tokens=self.billed_prompt_tokens or 0,
+            output_tokens=self.billed_output_tokens or 0,
+        )
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
@@ -131,7 +150,7 @@ class Summary:
         return f"<table>{''.join(cells)}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        facts = facts_of(self, Findings(), None)
+        facts = facts_of(self, Findings(), Prices())
         return facts if self.mlflow_run_id is None else [*facts, ("MLflow run", self.mlflow_run_id)]
 
 
@@ -166,7 +185,7 @@ def print_report(
     findings: Findings,
     places: Mapping[str, str],
     *,
-    price_per_hour: float | None,
+    prices: Prices,
     warnings: Sequence[str] = (),
 ) -> None:
     """Print the report. ``places`` says where things are: name → path or URL; ``warnings`` are its last lines."""
@@ -175,7 +194,7 @@ def print_report(
         console.print()
         console.print(_sample_table(shown))
     console.print()
-    for name, value in [*facts_of(summary, findings, price_per_hour), *places.items()]:
+    for name, value in [*facts_of(summary, findings, prices), *places.items()]:
         # Never wrapped, because people copy the paths.
         console.print(f"{name:<{_LABEL_WIDTH - 1}} {value}", markup=False, highlight=False, soft_wrap=True)
     for warning in warnings:
@@ -195,7 +214,7 @@ def _not_computed(summary: Summary) -> str:
     return "; ".join(parts)
 
 
-def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None) -> list[tuple[str, str]]:
+def facts_of(summary: Summary, findings: Findings, prices: Prices) -> list[tuple[str, str]]:
     """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
     took = f" in {summary.seconds:,.1f} s" if summary.rows_out else ""
     where = f"the {summary.output_format} table {summary.output}"
@@ -222,6 +241,8 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
         if summary.prefix_cache_hit_rate is not None:
             tokens += f"; {summary.prefix_cache_hit_rate:.1%} of the prompts' were in the prefix cache"
         facts.append(("Tokens", tokens))
+        if summary.endpoint_requests is not None:
+            facts.append(("Endpoint", _endpoint(summary.spent)))
         if summary.rows_retried is not None:
             attempts = f"{summary.rows_retried:,} rows tried again, {summary.extra_attempts:,} extra attempts"
             facts.append(("Attempts", attempts))
@@ -247,18 +268,20 @@ def facts_of(summary: Summary, findings: Findings, price_per_hour: float | None)
                 )
             )
     facts += _engines(summary)
-    if price_per_hour is not None and summary.rows_out:
-        cost = summary.seconds / 3600 * price_per_hour
+    if prices.are_known and summary.rows_out:
+        cost = prices.cost(seconds=summary.seconds, spent=summary.spent)
         # Of millions of rows, the engines' start is a small part.
         work_s = working_seconds(summary.time_account_s, seconds=summary.seconds)
-        per_million = work_s / 3600 * price_per_hour / summary.rows_out * 1e6
-        facts.append(
-            (
-                "Cost",
-                f"{cost:,.2f} at {price_per_hour:,.2f} an hour; at work, {per_million:,.2f} per million rows",
-            )
-        )
+        per_million = prices.cost(seconds=work_s, spent=summary.spent) / summary.rows_out * 1e6
+        facts.append(("Cost", f"{cost:,.2f} at {prices}; at work, {per_million:,.2f} per million rows"))
     return facts
+
+
+def _endpoint(spent: Spent) -> str:
+    return (
+        f"{counted(spent.requests, 'request')} ({spent.retries:,} again), {spent.prompt_tokens:,} prompt and "
+        f"{spent.output_tokens:,} output tokens billed"
+    )
 
 
 def _canary(findings: Findings) -> list[tuple[str, str]]:

@@ -9,8 +9,8 @@ their last rows decode, and their commit takes its time.
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pipemax_spark.errors import EndedBy
@@ -33,7 +33,7 @@ _NORMAL = 1.96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One limit of a run, in seconds from the job's start or in tokens."""
+    """One limit of a run, in seconds from the job's start, in tokens, or in cost."""
 
     ended_by: EndedBy
     """What the run says that it was ended by."""
@@ -41,6 +41,13 @@ class Limit:
     """As the user gave it, such as ``max-cost 200``."""
     seconds: float | None = None
     tokens: int | None = None
+    cost: float | None = None
+    """Of the seconds since the job's start, at ``cost_per_s``, and of the tokens that an endpoint has billed."""
+    cost_per_s: float = 0.0
+
+    def cost_of(self, sample: "Sample") -> float:
+        """Return what has been used of a limit in cost."""
+        return sample.token_cost + self.cost_per_s * sample.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,8 @@ class Sample:
     rows: int
     tokens: int
     """Of prompts and completions."""
+    token_cost: float = 0.0
+    """What an endpoint has billed."""
 
 
 class Pace:
@@ -77,7 +86,7 @@ class Pace:
     def add(self, sample: Sample) -> None:
         """Take a sample. Samples come in order; counts that go back are those of a silent engine, and are left out."""
         if sample.rows < self.last.rows:
-            sample = Sample(seconds=sample.seconds, rows=self.last.rows, tokens=self.last.tokens)
+            sample = replace(self.last, seconds=sample.seconds, token_cost=sample.token_cost)
         self.last = sample
         if sample.rows and (
             not self._samples or sample.seconds >= self._samples[-1].seconds + self._period_s
@@ -117,7 +126,11 @@ class Pace:
 
     def tokens_per_row(self) -> Interval | None:
         """Return the tokens of a row, by those of the last quarter of an hour; None while they are unknown."""
-        return self._ratio(_RECENT_S, of_tokens=True)
+        return self._ratio(_RECENT_S, lambda sample: sample.tokens)
+
+    def token_cost_per_row(self) -> Interval | None:
+        """Return what an endpoint bills for a row, by the last quarter of an hour; None while it is unknown."""
+        return self._ratio(_RECENT_S, lambda sample: sample.token_cost)
 
     def rows_per_s_to_come(self) -> Interval | None:
         """Return the rate of the hours to come; None while it is unknown.
@@ -139,8 +152,8 @@ class Pace:
         """The seconds since the first row was done."""
         return self.last.seconds - self._samples[0].seconds if self._samples else 0.0
 
-    def _ratio(self, span_s: float, *, of_tokens: bool = False) -> Interval | None:
-        """Return rows per second, or tokens per row, over the last ``span_s``."""
+    def _ratio(self, span_s: float, of: Callable[[Sample], float] | None = None) -> Interval | None:
+        """Return rows per second, or what ``of`` returns per row, over the last ``span_s``."""
         if not self._samples:
             return None
         begin_s = max(self._samples[0].seconds, self.last.seconds - span_s)
@@ -150,8 +163,8 @@ class Pace:
         ends = [begin_s + (self.last.seconds - begin_s) * i / blocks for i in range(blocks)]
         at = [bisect_left(self._samples, end, key=lambda sample: sample.seconds) for end in ends]
         samples = [*(self._samples[place] for place in at if place < len(self._samples)), self.last]
-        if of_tokens:
-            pairs = [(float(b.tokens - a.tokens), float(b.rows - a.rows)) for a, b in pairwise(samples)]
+        if of is not None:
+            pairs = [(float(of(b) - of(a)), float(b.rows - a.rows)) for a, b in pairwise(samples)]
         else:
             pairs = [(float(b.rows - a.rows), b.seconds - a.seconds) for a, b in pairwise(samples)]
         return ratio_of([pair for pair in pairs if pair[1] > 0])
@@ -178,6 +191,8 @@ class Prior:
     """By an earlier run of the job."""
     tokens_per_row: Interval | None = None
     """By the sampled rows: a row generates at most ``max_tokens``."""
+    token_cost_per_row: Interval | None = None
+    """Likewise, by an endpoint's prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +207,7 @@ def forecast(limits: Sequence[Limit], pace: Pace, prior: Prior = Prior()) -> Out
     """Return what will be done by the limit that is reached first; None while too little is known for any of them."""
     rate = pace.rows_per_s_to_come() if pace.last.rows else prior.rows_per_s
     of_row = pace.tokens_per_row() if pace.last.rows else prior.tokens_per_row
+    cost = pace.token_cost_per_row() if pace.last.rows else prior.token_cost_per_row
     outlooks = []
     for limit in limits:
         known_after_s = min(_RECENT_S, max(_KNOWN_AFTER_S, _KNOWN_SHARE * (limit.seconds or 0.0)))
@@ -201,8 +217,11 @@ def forecast(limits: Sequence[Limit], pace: Pace, prior: Prior = Prior()) -> Out
             left_s = max(0.0, limit.seconds - pace.last.seconds)
             more = Interval(low=rate.low * left_s, middle=rate.middle * left_s, high=rate.high * left_s)
         elif limit.tokens is not None and of_row is not None and of_row.low > 0:
-            left = max(0, limit.tokens - pace.last.tokens)
+            left: float = max(0, limit.tokens - pace.last.tokens)
             more = Interval(low=left / of_row.high, middle=left / of_row.middle, high=left / of_row.low)
+        elif limit.cost is not None and (of_one := _cost_per_row(limit, cost, rate)) is not None:
+            left = max(0.0, limit.cost - limit.cost_of(pace.last))
+            more = Interval(low=left / of_one.high, middle=left / of_one.middle, high=left / of_one.low)
         else:
             continue
         done = pace.last.rows
@@ -211,12 +230,30 @@ def forecast(limits: Sequence[Limit], pace: Pace, prior: Prior = Prior()) -> Out
     return min(outlooks, key=lambda outlook: outlook.rows.middle, default=None)
 
 
+def _cost_per_row(limit: Limit, tokens: Interval | None, rate: Interval | None) -> Interval | None:
+    """Return what a row costs, by its tokens and by its time; None while that is unknown, or if it is nothing."""
+    if tokens is None:
+        return None
+    low, middle, high = tokens.low, tokens.middle, tokens.high
+    if limit.cost_per_s:
+        if rate is None or rate.low <= 0:
+            return None
+        low, middle, high = (
+            tokens.low + limit.cost_per_s / rate.high,
+            tokens.middle + limit.cost_per_s / rate.middle,
+            tokens.high + limit.cost_per_s / rate.low,
+        )
+    return Interval(low=low, middle=middle, high=high) if low > 0 else None
+
+
 def reached(limits: Sequence[Limit], last: Sample) -> Limit | None:
     """Return the first of the limits that is reached; None if none is."""
     for limit in limits:
         if limit.seconds is not None and last.seconds >= limit.seconds:
             return limit
         if limit.tokens is not None and last.tokens >= limit.tokens:
+            return limit
+        if limit.cost is not None and limit.cost_of(last) >= limit.cost:
             return limit
     return None
 
@@ -242,8 +279,22 @@ def _rows_that_fit(limit: Limit, pace: Pace, prior: Prior, now_s: float) -> floa
         if rate is None:
             return math.inf if now_s < limit.seconds / 2 else 0.0
         return rate.low * (limit.seconds - now_s - pace.lag_s) - in_flight
+    if limit.cost is not None:
+        return _rows_that_cost_less(limit, limit.cost, pace, prior, now_s) - in_flight
     assert limit.tokens is not None, limit
     of_row = pace.tokens_per_row() or prior.tokens_per_row
     if of_row is None or of_row.high == 0:
         return math.inf if last.tokens < limit.tokens else 0.0
     return (limit.tokens - last.tokens) / of_row.high - in_flight
+
+
+def _rows_that_cost_less(limit: Limit, cost: float, pace: Pace, prior: Prior, now_s: float) -> float:
+    """Return how many rows, those in flight among them, may still be done at this cost."""
+    left = cost - limit.cost_of(replace(pace.last, seconds=now_s))
+    tokens = pace.token_cost_per_row() or prior.token_cost_per_row
+    of_row = _cost_per_row(limit, tokens, pace.rows_per_s() or prior.rows_per_s)
+    if of_row is None:
+        if left <= 0 or limit.cost_per_s * now_s >= cost / 2:
+            return 0.0
+        return left / tokens.high if tokens is not None and tokens.high > 0 else math.inf
+    return (left - limit.cost_per_s * pace.lag_s) / of_row.high

@@ -34,6 +34,7 @@ _WAITING_SHARE = 0.5
 """Rows that wait here beyond those that are open, as a share of them: an address that takes more at once finds them."""
 _FEWEST_WAITING = 16
 _STATS_PERIOD_S = 0.02
+_STOPPED = RequestError(code=ErrorCode.ENGINE_ERROR, message="the row was stopped")
 
 
 class EndpointEngine:
@@ -214,7 +215,8 @@ class EndpointEngine:
     def _abort(self, request_ids: Sequence[str]) -> None:
         self._sender.forget(request_ids if self._config.is_pooling else self._rows.abort(request_ids))
         for row_id in request_ids:
-            self._spent.pop(row_id, None)
+            if row_id in self._spent:  # nobody waits for the row, and what was asked for it is billed
+                self._hand_out(Completion(request_id=row_id, error=_STOPPED))
         self._sender.pump()
 
     def _spend(self, name: str, spent: Spent) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pipemax.api import Completion
+from pipemax.generation import Spent
 from pipemax.serve.flow.length_relation import LengthRelation
 from pipemax.wire import CollectorAddress, JobStats
 
@@ -73,6 +74,12 @@ class StatsBook:
                 errors=dict(Counter(stats.errors) + Counter(str(error.code) for error in errors)),
                 error_examples=examples,
             )
+
+    def count_spent(self, job_id: str, spent: Spent) -> None:
+        """Count what an endpoint was asked for rows, whether their client still waits for them or not."""
+        with self._lock:
+            if (job := self._jobs.get(job_id)) is not None:
+                job.stats = replace(job.stats, spent=job.stats.spent + spent)
 
     def collectors(self) -> set[CollectorAddress]:
         """Return the collectors to report to: those of jobs with an open session."""

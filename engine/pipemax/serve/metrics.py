@@ -21,6 +21,16 @@ _OF_RUNS: dict[str, tuple[str, Callable[[JobStats], float]]] = {
     "rows_reused": ("Rows of these that took the answer of an equal request", lambda job: job.rows_reused),
     "prompt_tokens": ("Prompt tokens of ended rows", lambda job: job.prompt_tokens),
     "generation_tokens": ("Output tokens of ended rows", lambda job: job.completion_tokens),
+    "endpoint_requests": ("Requests to an endpoint, retries among them", lambda job: job.spent.requests),
+    "endpoint_retries": ("Retries among these requests", lambda job: job.spent.retries),
+    "endpoint_prompt_tokens": (
+        "Prompt tokens that an endpoint says it has used",
+        lambda job: job.spent.prompt_tokens,
+    ),
+    "endpoint_generation_tokens": (
+        "Output tokens that an endpoint says it has used",
+        lambda job: job.spent.output_tokens,
+    ),
 }
 _COUNTS: dict[str, tuple[str, Callable[[ServerStats], float]]] = {
     "starts": ("Engines that have been loaded", lambda stats: stats.engine_starts),

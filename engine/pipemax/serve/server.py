@@ -63,7 +63,12 @@ class EngineServer(flight.FlightServerBase):  # type: ignore[misc,unused-ignore]
         self._numbers = itertools.count(1)
         inputs = InputWatch(self._stats.received)
         self._sessions = EngineSessions(
-            window=self._window, turns=self._turns, equals=self._equals, inputs=inputs, lifecycle=lifecycle
+            window=self._window,
+            turns=self._turns,
+            equals=self._equals,
+            inputs=inputs,
+            stats=self._stats,
+            lifecycle=lifecycle,
         )
         self._host = EngineHost(engine_factory, self._sessions, timings, gpus)
         self._reporter = Reporter(

@@ -16,9 +16,13 @@ from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.live_tuning import LiveTuning
 from pipemax.serve.flow.open_input import InputWatch
 from pipemax.serve.flow.pacing import Pacer
+from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, HURRIED_CLOSE_S, Exit, Lifecycle
 from pipemax.serve.rows.equal_requests import EqualRequests
 from pipemax.serve.rows.turns import Turns
+
+_KNOWN_SESSIONS = 10_000
+"""Sessions whose job is known, the open ones and those that were opened last."""
 
 
 class OpenSession(Protocol):
@@ -41,9 +45,11 @@ class EngineSessions:
         turns: Turns,
         equals: EqualRequests,
         inputs: InputWatch,
+        stats: StatsBook,
         lifecycle: Lifecycle,
     ) -> None:
         """Let ``lifecycle`` end the server when the engine has died."""
+        self._stats = stats
         self._window = window
         self._turns = turns
         self._equals = equals
@@ -53,6 +59,7 @@ class EngineSessions:
         self._lifecycle = lifecycle
         self._lock = threading.Lock()
         self._open: dict[int, OpenSession] = {}  # by the session's number
+        self._jobs: dict[int, str] = {}  # by the session's number, closed ones too: their rows may still end
         # The engine's thread only:
         self._pacer = Pacer(window)
         self._known_input: tuple[Engine, bool] | None = None  # what the last engine was told
@@ -68,6 +75,9 @@ class EngineSessions:
         """Hand the session its completions from now on, until ``close``."""
         with self._lock:
             self._open[number] = session
+            self._jobs[number] = job_id
+            if len(self._jobs) > _KNOWN_SESSIONS:
+                del self._jobs[next(iter(self._jobs))]
         self._inputs.open(number, job_id)
 
     def end_input(self, number: int) -> None:
@@ -129,7 +139,17 @@ class EngineSessions:
         self._turns.record_ends(completions)
         self._pacer.learn(completions)
         self.tuning.learn(completions)
+        self._count_spent(completions)
         self.deliver(completions)
+
+    def _count_spent(self, completions: Sequence[Completion]) -> None:
+        """Count what rows cost at an endpoint, by job: also of rows whose session has gone, which are billed too."""
+        for completion in completions:
+            if completion.spent is not None:
+                with self._lock:
+                    job_id = self._jobs.get(int(completion.request_id.partition(":")[0]))
+                if job_id is not None:
+                    self._stats.count_spent(job_id, completion.spent)
 
     def engine_died(self, suspects: Collection[str] | None = None) -> None:
         """Note that the engine is gone; no session has heard of it yet.

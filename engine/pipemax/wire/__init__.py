@@ -20,6 +20,7 @@ from pipemax.generation import GENERATE as GENERATE
 from pipemax.generation import PAIR as PAIR
 from pipemax.generation import SETTINGS as SETTINGS
 from pipemax.generation import RequestError as RequestError
+from pipemax.generation import Spent as Spent
 from pipemax.generation import annotation_fields as annotation_fields
 from pipemax.node.process import ProcessIdentity as ProcessIdentity
 from pipemax.node.process import pid_namespace as pid_namespace

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from pipemax.generation import Spent
 from pipemax.wire.message import Message
 
 
@@ -36,6 +37,8 @@ class JobStats:
     """ErrorCode → the first message seen with it."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    spent: Spent = field(default_factory=Spent)
+    """What an endpoint was asked for the job's rows, those among them whose task died before it had their answers."""
     length_correlation: float | None = None
     """The correlation of prompt and answer lengths, from -1 to 1; None until enough rows have ended."""
 

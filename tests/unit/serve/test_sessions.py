@@ -9,6 +9,7 @@ from pipemax.api import Completion, GenerationRequest
 from pipemax.config import EngineConfig
 from pipemax.serve.flow.credit import CreditWindow
 from pipemax.serve.flow.open_input import InputWatch
+from pipemax.serve.job_stats import StatsBook
 from pipemax.serve.lifecycle import EXIT_ENGINE_DIED, HURRIED_CLOSE_S, Exit, Lifecycle
 from pipemax.serve.limits import Timings, WindowLimits
 from pipemax.serve.rows.equal_requests import EqualRequests
@@ -16,7 +17,7 @@ from pipemax.serve.rows.journal import Journal
 from pipemax.serve.rows.result_cache import ResultCache
 from pipemax.serve.rows.turns import Turns
 from pipemax.serve.sessions import EngineSessions
-from pipemax.wire import ProcessIdentity
+from pipemax.wire import ProcessIdentity, Spent
 from tests.fakes.idle_engine import IdleEngine
 
 CONFIG = EngineConfig(model="model")
@@ -58,11 +59,13 @@ class Bench:
         self.now_s = 0.0
         self.turns = Turns(Journal(path / "journal"))
         self.lifecycle = Lifecycle(ProcessIdentity.of_this_process(), Timings(), socket=path / "socket")
+        self.stats = StatsBook()
         self.sessions = EngineSessions(
             window=CreditWindow(WindowLimits()),
             turns=self.turns,
             equals=EqualRequests(ResultCache(0)),
             inputs=InputWatch(lambda job_id: 0, clock=lambda: self.now_s),
+            stats=self.stats,
             lifecycle=self.lifecycle,
         )
 
@@ -86,6 +89,23 @@ def test_rows_go_to_the_session_that_sent_them_and_to_none_once_it_has_closed(be
     bench.sessions.rows_ended(completions)
     assert (first.delivered, second.delivered) == (["1:0", "1:1"], ["2:0", "2:0"])
     assert bench.sessions.num_open == 1
+
+
+def test_what_an_endpoint_was_asked_counts_for_its_job_also_after_the_session_has_gone(bench: Bench) -> None:
+    for number, job_id in ((1, "one"), (2, "other")):
+        bench.stats.open_session(job_id, None)
+        bench.sessions.open(number, job_id, ListSession())
+    ended = [
+        Completion(request_id=name, spent=Spent(requests=2, retries=1, prompt_tokens=10, output_tokens=5))
+        for name in ("1:0", "2:0", "1:1")
+    ]
+    bench.sessions.rows_ended(ended[:1])
+    bench.sessions.close(1, "one")
+    bench.sessions.rows_ended([*ended[1:], Completion(request_id="1:2")])
+    assert {job_id: job.spent for job_id, job in bench.stats.jobs().items()} == {
+        "one": Spent(requests=4, retries=2, prompt_tokens=20, output_tokens=10),
+        "other": ended[0].spent,
+    }
 
 
 def test_each_engine_hears_of_its_input_only_when_that_changes(bench: Bench) -> None:

@@ -18,6 +18,7 @@ from pipemax_spark.job.limits import LIMITS, RunLimits, forecast_lines, limits_o
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.run_speed import RunSpeed
 from pipemax_spark.report.summary import Summary
+from pipemax_spark.request.prices import Prices
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.budget import (
     Interval,
@@ -325,7 +326,7 @@ def test_a_forecast_at_the_start_says_what_fits_and_what_would_help() -> None:
     )
 
     def lines(rows: int, known: RunSpeed | None = speed) -> list[str]:
-        prior = prior_of(known, reply, requests_per_row=1)
+        prior = prior_of(known, reply, requests_per_row=1, prices=Prices())
         return forecast_lines(limits, prior, rows, now=NOW, speed=known)
 
     by = "at the rate of run R, without the engines' start"

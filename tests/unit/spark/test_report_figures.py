@@ -15,6 +15,7 @@ from pipemax_spark.report.report_totals import ReportTotals
 from pipemax_spark.report.samples import Sample, in_rows
 from pipemax_spark.report.summary import Findings, Summary, facts_of
 from pipemax_spark.report.time_accounts import TimeAccounts, whole_account, working_seconds
+from pipemax_spark.request.prices import Prices
 from tests.fakes.server_reports import server_report
 from tests.unit.spark.test_report_page import RUN
 
@@ -169,7 +170,7 @@ def test_the_figures_of_a_report_follow_from_the_engines_events(
         time_account_s=account,
         drain_at_full_rate_s=drain_s,
     )
-    facts = dict(facts_of(summary, Findings(), price))
+    facts = dict(facts_of(summary, Findings(), Prices(per_hour=price)))
     speed = numbers(facts, "Speed")
     assert speed[0] == pytest.approx(rows / run_s, abs=0.051)
     assert speed[2:4] == pytest.approx([run_s, len(engines)], abs=0.051)
@@ -181,7 +182,7 @@ def test_the_figures_of_a_report_follow_from_the_engines_events(
         share, at_full_rate = numbers(facts, "Drain")
         assert share == pytest.approx(100 * expected["drain"] / (len(engines) * run_s), abs=0.051)
         assert at_full_rate <= share
-    page = report_page(RUN, summary, Findings(), {}, {}, price_per_hour=price)
+    page = report_page(RUN, summary, Findings(), {}, {}, prices=Prices(per_hour=price))
     tiles = re.findall(r"<div class='tile'><b>([^<]*)</b><span>([^<]*)</span>", page)
     told = {name: value for value, name in tiles}
     assert told["rows/s at work"] == f"{summary.working_rows_per_s:,.1f}"

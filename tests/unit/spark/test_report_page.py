@@ -24,6 +24,7 @@ from pipemax_spark.report.report_page import RunFacts, report_page
 from pipemax_spark.report.sampled_rows import Excerpt, SampledAnswer, SampledRow
 from pipemax_spark.report.samples import SHOWN_METRICS, run_metric, total_metric
 from pipemax_spark.report.summary import Findings, Summary, print_report
+from pipemax_spark.request.prices import Prices
 from pipemax_spark.rows.annotated import ANNOTATION
 from tests.browser import needs_browser, open_page
 from tests.fakes.server_reports import server_report
@@ -141,7 +142,7 @@ def tracks_of(seconds: int, *, engines: int = 1, is_calibrated: bool = True) -> 
 
 def page_of(tracks: EngineTracks) -> str:
     charts = charts_of(tracks.by_server)
-    return report_page(RUN, SUMMARY, FINDINGS, {"Logs": "/logs"}, charts, price_per_hour=10.0)
+    return report_page(RUN, SUMMARY, FINDINGS, {"Logs": "/logs"}, charts, prices=Prices(per_hour=10.0))
 
 
 def test_the_page_has_the_facts_and_escapes_what_models_and_rows_say() -> None:
@@ -306,7 +307,7 @@ def test_the_printed_report_is_eight_lines_and_begins_with_rows_seconds_and_the_
     findings = Findings(accuracies=[Accuracy(column="section", right=1_821, rows=2_223)])
     printed = StringIO()
     places = {"Report": "report.html", "MLflow run": "1234", "Logs": "logs"}
-    print_report(Console(file=printed, width=80), summary, findings, places, price_per_hour=None)
+    print_report(Console(file=printed, width=80), summary, findings, places, prices=Prices())
     lines = printed.getvalue().strip().splitlines()
     assert len(lines) == 8
     assert lines[0] == (
