@@ -111,7 +111,7 @@ class ServerFacts(BaseModel):
     kind: Literal["vllm", "llama.cpp", "other"] = Field("other", description="Whose server it is.")
     models: tuple[dict[str, Any], ...] = Field((), description="What /models says: id, root, max_model_len.")
     answers_as: str | None = Field(None, description="The model that answers name.")
-    schema_by: Literal["response_format", "structured_outputs", "none"] = Field(
+    schema_by: Literal["response_format", "json_object", "structured_outputs", "none"] = Field(
         "response_format", description="How a JSON schema is asked for."
     )
     choice_by: Literal["structured_outputs", "guided_choice", "schema", "none"] = Field(
@@ -123,7 +123,9 @@ class ServerFacts(BaseModel):
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens", description="How the server calls the maximum of output tokens."
     )
-    has_tokenize: bool = Field(False, description="Whether it counts tokens (/tokenize).")
+    tokenize_by: Literal["messages", "content", "none"] = Field(
+        "none", description="What its /tokenize takes: messages or a prompt (vLLM), or content (llama.cpp)."
+    )
 
 
 class EndpointConfig(BaseModel):

@@ -199,8 +199,11 @@ def _constraint(sampling: Sampling, server: ServerFacts) -> dict[str, Any]:
 
 
 def _schema(schema: dict[str, Any], server: ServerFacts) -> dict[str, Any]:
-    if server.schema_by == "structured_outputs":
-        return {"structured_outputs": {"json": schema}}
+    match server.schema_by:
+        case "structured_outputs":
+            return {"structured_outputs": {"json": schema}}
+        case "json_object":  # llama-cpp-python's name for it
+            return {"response_format": {"type": "json_object", "schema": schema}}
     named = {"name": _ANSWER, "schema": schema, "strict": True}
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 

@@ -12,8 +12,6 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-
 from pipemax.api import GenerationRequest, Message, RequestError, Sampling
 from pipemax.checkpoint.adapters import check_adapters, unknown_adapter, with_adapters
 from pipemax.checkpoint.fingerprint import fingerprint
@@ -29,11 +27,11 @@ from pipemax.policy.layout_start import fixed_layout
 from pipemax.replicas.division import config_of_replica, stages_of_replica
 from pipemax.serve.answer_checks import check_answers, check_reasoning_parser
 from pipemax.serve.endpoint_checks import endpoint_reply, of_each
-from pipemax.serve.rows.arrow_rows import requests_of
+from pipemax.serve.rows.arrow_rows import sampled_requests, without_images
 from pipemax.serve.schema_checks import check_constraint, check_response_format, settings_for
 from pipemax.serve.start_checks import check_images, check_start
 from pipemax.vllm_ext.launch.structured_outputs import check_structured_outputs
-from pipemax.wire import REQUEST_SCHEMA, GenerationSpec, PreflightReply, PreflightRequest, joined_parts
+from pipemax.wire import GenerationSpec, PreflightReply, PreflightRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -88,7 +86,7 @@ def _reply(request: PreflightRequest) -> PreflightReply:
             check_images(config, model_config)
         check_reasoning_parser(config)
         if config.is_pooling:
-            sampled = _sampled(request, asked)
+            sampled = sampled_requests(request, asked)
             return _pooling_reply(sampled, config, model_config, tokenizer, longest)
         encoder = PromptEncoder(tokenizer, chat=config.chat, max_model_len=longest)
     except ValueError as error:
@@ -102,9 +100,9 @@ def _reply(request: PreflightRequest) -> PreflightReply:
     _check_system(request.generation.system, encoder, sampling)
     check = partial(check_answers, config, tokenizer=tokenizer, has_template=encoder.has_chat_template)
     of_each(request, check, asked)
-    sampled = _sampled(request, asked)
+    sampled = sampled_requests(request, asked)
     encoded = [
-        one if isinstance(one, RequestError) else encoder.encode([_without_images(one)])[0] for one in sampled
+        one if isinstance(one, RequestError) else encoder.encode([without_images(one)])[0] for one in sampled
     ]
     prompts = [ids for ids in encoded if not isinstance(ids, RequestError)]
     # Most choices take one token, unless the model thinks first.
@@ -145,26 +143,6 @@ def _check_use(config: EngineConfig, sampling: Sampling) -> None:
         raise ValueError(unknown_adapter(sampling.lora, list(config.lora)))
 
 
-def _sampled(request: PreflightRequest, asked: Sequence[Sampling]) -> list[GenerationRequest | RequestError]:
-    """Return the sampled rows as the engine would get them, or the errors of those that it would not get."""
-    rows = [{**row, "row_id": number} for number, row in enumerate(request.requests)]
-    batch = pa.RecordBatch.from_pylist(rows, schema=REQUEST_SCHEMA)
-    made, faults = requests_of(
-        batch, job=asked[0], questions=asked[1:], system=request.generation.system, id_prefix=""
-    )
-    by_number: dict[int, GenerationRequest | RequestError] = dict(faults)
-    by_number |= {int(one.request_id): one for one in made}
-    return [by_number[number] for number in range(len(rows))]
-
-
-def _without_images(request: GenerationRequest) -> GenerationRequest:
-    """Return the request with its texts only: nobody opens images for a count."""
-    if not request.images:
-        return request
-    turns = tuple(replace(turn, content=joined_parts(turn.texts)) for turn in request.messages or ())
-    return replace(request, messages=turns)
-
-
 def _check_system(system: str | None, encoder: PromptEncoder, sampling: Sampling) -> None:
     """Raise ``ValueError`` if the model's chat template refuses or drops the system message."""
     if system is None:
@@ -189,7 +167,7 @@ def _first_prompt(sampled: Sequence[GenerationRequest | RequestError], encoder: 
     if not sampled:
         return ""
     first = sampled[0]
-    text = first if isinstance(first, RequestError) else encoder.render(_without_images(first))
+    text = first if isinstance(first, RequestError) else encoder.render(without_images(first))
     return f"({text.message})" if isinstance(text, RequestError) else text
 
 

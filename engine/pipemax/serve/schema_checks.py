@@ -22,9 +22,21 @@ _PLACE_IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 def check_response_format(text: str) -> None:
     """Raise ``ValueError`` for a schema that is invalid, not enforceable by the engine, or impossible to satisfy."""
-    import jsonschema  # imported only for a schema: an engine may run without these three
-    import llguidance
+    import llguidance  # imported only for a schema: an engine may run without these two
     import xgrammar
+
+    check_schema(text)
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(for_guidance(text))
+    _check_verdict(llguidance.LLMatcher.validate_grammar(grammar))
+    try:
+        xgrammar.Grammar.from_json_schema(for_xgrammar(text))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"response_format cannot be enforced while generating: {_reason(error)}") from error
+
+
+def check_schema(text: str) -> None:
+    """Raise ``ValueError`` for a schema that is invalid."""
+    import jsonschema  # imported only for a schema
 
     try:
         places_of(text)
@@ -35,12 +47,6 @@ def check_response_format(text: str) -> None:
     except jsonschema.SchemaError as error:
         where = "/".join(str(part) for part in error.absolute_path) or "its root"
         raise ValueError(f"response_format is no valid JSON schema: at {where}: {error.message}") from error
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(for_guidance(text))
-    _check_verdict(llguidance.LLMatcher.validate_grammar(grammar))
-    try:
-        xgrammar.Grammar.from_json_schema(for_xgrammar(text))
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"response_format cannot be enforced while generating: {_reason(error)}") from error
 
 
 def check_constraint(sampling: Sampling) -> None:

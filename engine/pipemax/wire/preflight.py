@@ -42,9 +42,12 @@ class PreflightReply(Message):
     """Changes when the model's files change, wherever they are: for a local directory a digest of names, sizes, whole
     small files and samples of large ones; for a hub name the resolved revision."""
     max_model_len: int = 0
+    """Maximum tokens of prompt and output together; 0 if an endpoint does not say it."""
     prompt_tokens: list[int] = field(default_factory=list)
     """Tokens of each of the requests as the engine would see it, system message and chat template included; 0 for one
     that would end as an error."""
+    token_note: str = ""
+    """How these tokens are not exact, in words; empty if they are."""
     shared_prefix_tokens: int = 0
     """Tokens that all of these requests begin with, without those that would end as an error."""
     output_tokens: list[int] = field(default_factory=list)

@@ -17,7 +17,9 @@ from pipemax.api import Completion, GenerationRequest, Image, Message, RequestEr
 from pipemax.generation import CARRIED
 from pipemax.wire import (
     COMPLETION_SCHEMA,
+    REQUEST_SCHEMA,
     ErrorCode,
+    PreflightRequest,
     RowFaultError,
     encodable,
     guarded,
@@ -41,6 +43,31 @@ class FinishedRow:
         texts = [done.text, done.reasoning, *(done.samples or ()), done.error.message if done.error else None]
         others = 32 * len(done.probabilities or ()) + len(done.embedding or b"")
         return 64 + sum(len(text) for text in texts if text is not None) + others
+
+
+def sampled_requests(
+    request: PreflightRequest, asked: Sequence[Sampling]
+) -> list[GenerationRequest | RequestError]:
+    """Return a check's sampled rows as the engine would get them, or the errors of those that it would not get.
+
+    ``asked`` are the samplings of the job and of its questions.
+    """
+    rows = [{**row, "row_id": number} for number, row in enumerate(request.requests)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=REQUEST_SCHEMA)
+    made, faults = requests_of(
+        batch, job=asked[0], questions=asked[1:], system=request.generation.system, id_prefix=""
+    )
+    by_number: dict[int, GenerationRequest | RequestError] = dict(faults)
+    by_number |= {int(one.request_id): one for one in made}
+    return [by_number[number] for number in range(len(rows))]
+
+
+def without_images(request: GenerationRequest) -> GenerationRequest:
+    """Return the request with its texts only: nobody opens images for a count."""
+    if not request.images:
+        return request
+    turns = tuple(replace(turn, content=joined_parts(turn.texts)) for turn in request.messages or ())
+    return replace(request, messages=turns)
 
 
 def requests_of(
