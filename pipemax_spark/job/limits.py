@@ -258,8 +258,8 @@ def prior_of(
             for tokens in (reply.prompt_tokens, reply.output_tokens)
         )
         per_row = Interval(low=read, middle=read + generated, high=read + generated)
-        most = prices.of_tokens(read, generated)
-        cost = Interval(low=prices.of_tokens(read, 0), middle=most, high=most) if prices.has_tokens else None
+        whole = prices.of_tokens(read, generated)
+        cost = Interval(low=prices.of_tokens(read, 0), middle=whole, high=whole) if prices.has_tokens else None
     return Prior(rows_per_s=rate, tokens_per_row=per_row, token_cost_per_row=cost)
 
 
