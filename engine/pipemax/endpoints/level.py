@@ -4,7 +4,7 @@ The level doubles while that pays, which is while answers come at a higher rate.
 the last that paid, and from time to time tries a quarter more. A server that queues what it cannot run yet is so kept
 full, and its queue stays short of a few times what it runs. A request that is throttled lowers the level by 30 %, at
 most once per round trip; the level comes back to what the server was seen to bear by half of what is missing per round.
-A time-out lowers it as well, and only measurements raise it again.
+Many time-outs halve it (``lateness``), and then only measurements raise it again.
 
 Additive increase and multiplicative decrease are those of TCP (Chiu and Jain, 1989), the doubling its slow start; that
 only a higher rate justifies more in flight is BBR's rule (Cardwell et al., 2016). A round is as many answers as the
@@ -14,23 +14,30 @@ level. Knows nothing of rows, addresses or clocks.
 import math
 from enum import Enum, auto
 
-from pipemax.endpoints.measure import RateMeasure
+from pipemax.endpoints.lateness import Lateness
+from pipemax.endpoints.measure import ROUNDS, Rate, RateMeasure, gain_of
 
 FIRST_LEVEL = 8
 _CUT = 0.7
-_STEP = 1.25
-"""A trial raises the level by so much."""
+_STEP = 2.0
+_CAREFUL_STEP = 1.25
+"""A trial raises the level by so much; the second, once the server has throttled or let requests time out."""
 _PAYS = 1.05
-"""A higher level pays if the rate is higher by so much."""
-_MIN_ANSWERS = 8
+_CAREFUL_PAYS = 1.02
+"""A level after such a step pays if the rate is higher by so much."""
+_CLEARLY_PAYS = 1.4
+_CAREFUL_CLEARLY_PAYS = 1.15
+"""So much more shows that the server has much room: the level doubles at once."""
+_SURE_ROUNDS = 2
+"""A smaller gain is believed after as many rounds as a queue takes to become steady."""
 _USABLE_ERROR = 0.2
 """A rate is compared with a later one once its error is below this share."""
-_MAX_ROUNDS = 16
-"""A comparison that has not been decided after so many rounds is given up."""
-_BASELINE_ROUNDS = 3
 _REST_ROUNDS = 4
 _MAX_REST_ROUNDS = 64
+_CAREFUL_MAX_REST_ROUNDS = 16
 """Rounds between two trials: twice as many after each that did not pay."""
+_PAUSES_BETWEEN_TRIALS = 20
+"""A trial that is throttled costs the pause that the server asks for: at most a twentieth of the time."""
 _LATENCY_MEMORY = 0.9
 
 
@@ -39,12 +46,6 @@ class _Mode(Enum):
     HOLDING = auto()
     TRYING = auto()
     RECOVERING = auto()
-
-
-class _Verdict(Enum):
-    PAYS = auto()
-    DOES_NOT_PAY = auto()
-    OPEN = auto()
 
 
 class Level:
@@ -62,10 +63,12 @@ class Level:
         self._rounds_held = 0
         self._rest_rounds = _REST_ROUNDS
         self._tolerated = max_level  # open requests that the server bore when it last throttled
+        self._is_careful = False
         self._floor = 1  # the level goes no lower within the present round trip
-        self._cut_at_s = -math.inf
+        self._cut_at_s = self._try_after_s = -math.inf
         self._has_opened_since_cut = True
         self._latency_s: float | None = None
+        self._lateness = Lateness()
 
     @property
     def limit(self) -> int:
@@ -89,18 +92,20 @@ class Level:
     def answer(self, now_s: float, latency_s: float, work: float) -> None:
         """Count a good answer. ``work``: its tokens; 1 where they are not known."""
         self._change(now_s, -1)
-        self._measure.add(now_s, latency_s, work)
+        self._lateness.count(is_late=False)
+        self._restore()
+        has_rate = self._measure.add(now_s, latency_s, work)
         memory = 0.0 if self._latency_s is None else _LATENCY_MEMORY
         self._latency_s = memory * (self._latency_s or 0.0) + (1 - memory) * latency_s
         self._round_answers += 1
-        if self._mode in (_Mode.DOUBLING, _Mode.TRYING):
-            self._judge()
+        if has_rate and self._mode in (_Mode.DOUBLING, _Mode.TRYING):
+            self._judge(self._measure.rates[-1])
         if self._round_answers >= self._level:
             self._round_answers = 0
-            self._end_round()
+            self._end_round(now_s)
 
-    def throttle(self, now_s: float) -> None:
-        """Count a request that the server did not take because it is busy."""
+    def throttle(self, now_s: float, pause_s: float) -> None:
+        """Count a request that the server did not take because it is busy, and the pause that it asks for."""
         self._change(now_s, -1)
         before = self._level
         if self._may_cut(now_s):
@@ -108,6 +113,7 @@ class Level:
             self._cut(now_s, int(before * _CUT))
             self._floor = max(1, before // 2)
             self._tolerated = max(self._level, min(self.num_open, before - 1))
+            self._try_after_s = now_s + _PAUSES_BETWEEN_TRIALS * pause_s
         # Further requests of the same burst show what the server bears.
         self._tolerated = max(self._floor, min(self._tolerated, self.num_open))
         self._set(_Mode.RECOVERING, min(self._level, self._tolerated))
@@ -115,10 +121,17 @@ class Level:
     def time_out(self, now_s: float) -> None:
         """Count a request that had no answer in time."""
         self._change(now_s, -1)
-        if self._may_cut(now_s):
-            self._rest_rounds = _REST_ROUNDS
-            self._cut(now_s, int(self._level * _CUT))
+        self._lateness.count(is_late=True)
+        if self._lateness.is_too_high and self._may_cut(now_s):
+            if self._mode is _Mode.TRYING and self._baseline is not None:
+                self._rest_rounds = self._longer_rest()
+                self._cut(now_s, self._baseline.level)
+            else:
+                self._rest_rounds = _REST_ROUNDS
+                self._lateness.cut(self._level)
+                self._cut(now_s, self._level // 2)
             self._set(_Mode.HOLDING, self._level)
+        self._restore()
 
     def start_again(self, now_s: float) -> None:
         """Begin small again, after the server was away."""
@@ -134,44 +147,64 @@ class Level:
 
     # Up.
 
-    def _judge(self) -> None:
-        match self._compare():
-            case _Verdict.PAYS:
-                self._baseline, self._rest_rounds = self._measure, _REST_ROUNDS
-                is_highest = self._level == self._max_level
-                self._set(_Mode.HOLDING if is_highest else _Mode.DOUBLING, self._level * 2)
-            case _Verdict.DOES_NOT_PAY if self._mode is _Mode.DOUBLING:
-                self._set(_Mode.HOLDING, self._level)
-            case _Verdict.DOES_NOT_PAY:
-                assert self._baseline is not None
-                self._rest_rounds = self._longer_rest()
-                self._set(_Mode.HOLDING, self._baseline.level)
-            case _Verdict.OPEN:
-                pass
-
-    def _compare(self) -> _Verdict:
-        """Return whether the present level pays, compared with the lower one before it."""
-        now, before = self._measure, self._baseline
-        if now.num_answers < max(_MIN_ANSWERS, self._level // 2):
-            return _Verdict.OPEN
-        is_late = now.num_answers >= _MAX_ROUNDS * self._level
-        if not now.is_full:
-            if is_late:
+    def _judge(self, rate: Rate) -> None:
+        """Decide by the rate that was just noted."""
+        if not self._measure.is_full(rate):
+            if self._measure.is_complete:
                 self._measure = RateMeasure(self._level)  # too few rows came: measure again
-            return _Verdict.OPEN
-        if now.relative_error > _USABLE_ERROR and not is_late:
-            return _Verdict.OPEN
-        if before is None or before.rate <= 0:
-            return _Verdict.PAYS
-        gain = now.rate / before.rate
-        error = gain * math.hypot(now.relative_error, before.relative_error)
-        if gain - (1 if self._mode is _Mode.DOUBLING else 2) * error > _PAYS:
-            return _Verdict.PAYS
-        if now.num_answers >= self._level and (is_late or gain + error < _PAYS):
-            return _Verdict.DOES_NOT_PAY
-        return _Verdict.OPEN
+            return
+        if self._baseline is None:
+            if rate.relative_error < _USABLE_ERROR or self._measure.is_complete:
+                self._go_up(self._level * 2)
+        elif self._mode is _Mode.DOUBLING:
+            self._judge_doubling(self._baseline)
+        else:
+            self._judge_trial(self._baseline)
 
-    def _end_round(self) -> None:
+    def _judge_doubling(self, baseline: RateMeasure) -> None:
+        """Double again, or hold: a trial with a longer baseline may then show more."""
+        rates = self._measure.rates
+        gain, error = self._gain(baseline)
+        pays = gain - error > _CLEARLY_PAYS
+        if not pays and self._is_sure:
+            # With the baseline's last rate, which is too high where it was left early: a gain is one all the more.
+            gain, error = gain_of(rates[-1], baseline.rates[-1])
+            pays = gain - 2 * error > _PAYS
+        if pays and (rates[-1].relative_error < _USABLE_ERROR or self._measure.is_complete):
+            self._go_up(self._level * 2)
+        elif self._is_sure and not pays:
+            self._set(_Mode.HOLDING, self._level)
+
+    def _judge_trial(self, baseline: RateMeasure) -> None:
+        if not self._is_sure:
+            return
+        gain, error = self._gain(baseline)
+        pays, clearly_pays = (
+            (_CAREFUL_PAYS, _CAREFUL_CLEARLY_PAYS) if self._is_careful else (_PAYS, _CLEARLY_PAYS)
+        )
+        if gain - 2 * error > clearly_pays:
+            self._go_up(self._level * 2)
+        elif gain - 2 * error > pays:
+            self._rest_rounds = _REST_ROUNDS
+            self._set(_Mode.HOLDING, self._level)
+        elif gain + error < pays or len(self._measure.rates) >= len(baseline.rates):
+            self._rest_rounds = self._longer_rest()
+            self._set(_Mode.HOLDING, baseline.level)
+
+    @property
+    def _is_sure(self) -> bool:
+        return len(self._measure.rates) > ROUNDS.index(_SURE_ROUNDS)
+
+    def _go_up(self, level: int) -> None:
+        self._baseline, self._rest_rounds = self._measure, _REST_ROUNDS
+        self._set(_Mode.HOLDING if self._level == self._max_level else _Mode.DOUBLING, level)
+
+    def _gain(self, baseline: RateMeasure) -> tuple[float, float]:
+        """Return what the level gains after as many rounds as both it and the baseline have, and the error."""
+        last = min(len(baseline.rates), len(self._measure.rates)) - 1
+        return gain_of(self._measure.rates[last], baseline.rates[last])
+
+    def _end_round(self, now_s: float) -> None:
         if self._mode is _Mode.RECOVERING:
             missing = self._tolerated - self._level
             if missing > 0:
@@ -180,19 +213,27 @@ class Level:
                 self._set(_Mode.HOLDING, self._level)
         elif self._mode is _Mode.HOLDING and self._level < self._max_level:
             self._rounds_held += 1
-            measured = self._measure.num_answers
-            if measured < max(_MIN_ANSWERS, _BASELINE_ROUNDS * self._level):
+            rates = self._measure.rates
+            if not self._is_sure:
                 return
-            if self._rounds_held >= self._rest_rounds and self._measure.is_full:
+            has_rested = self._rounds_held >= self._rest_rounds and now_s >= self._try_after_s
+            if has_rested and self._measure.is_full(rates[-1]):
                 self._baseline = self._measure
-                self._set(_Mode.TRYING, math.ceil(self._level * _STEP))
-            elif measured >= _MAX_ROUNDS * self._level or not self._measure.is_full:
+                step = _CAREFUL_STEP if self._is_careful else _STEP
+                self._set(_Mode.TRYING, math.ceil(self._level * step))
+            elif self._measure.is_complete or not self._measure.is_full(rates[-1]):
                 self._measure = RateMeasure(self._level)  # a rate of long ago is no baseline
 
     def _longer_rest(self) -> int:
-        return min(_MAX_REST_ROUNDS, self._rest_rounds * 2)
+        longest = _CAREFUL_MAX_REST_ROUNDS if self._is_careful else _MAX_REST_ROUNDS
+        return min(longest, self._rest_rounds * 2)
 
     # Down.
+
+    def _restore(self) -> None:
+        level = self._lateness.take_restored_level()
+        if level is not None:
+            self._set(_Mode.HOLDING, level)
 
     def _may_cut(self, now_s: float) -> bool:
         """Return whether a round trip has passed since the last cut."""
@@ -200,6 +241,7 @@ class Level:
 
     def _cut(self, now_s: float, level: int) -> None:
         self._level = max(1, level)
+        self._is_careful = True
         self._cut_at_s = now_s
         self._has_opened_since_cut = False
 

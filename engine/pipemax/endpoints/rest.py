@@ -1,12 +1,14 @@
 """Say when an address is left alone: after failures in a row, or because the server asks for a pause.
 
-An address that fails three requests in a row, and answers none meanwhile, is left out for 30 s and then tried with one
-request; each further failure doubles the rest, up to 5 minutes. Nothing is sent before the time that a throttling
-server names (``Retry-After``). One that names none is left alone for half a second if it throttles again before it has
-answered, and twice as long each further time. Knows nothing of levels or requests.
+An address that fails three requests in a row, or more where many are open, and answers none meanwhile, is left out for
+30 s and then tried with one request; each further failure doubles the rest, up to 5 minutes. Nothing is sent before the
+time that a throttling server names (``Retry-After``). One that names none is left alone for half a second if it
+throttles again before it has answered, and twice as long each further time. Knows nothing of levels or requests.
 """
 
 _FAILURES_IN_A_ROW = 3
+_FAILED_SHARE = 0.25
+"""Where many requests are open, so many of them must fail in a row: three in a row may be three bad rows."""
 _FIRST_REST_S = 30.0
 _MAX_REST_S = 300.0
 _FIRST_PAUSE_S = 0.5
@@ -46,15 +48,15 @@ class Rest:
         """Count a request that is sent."""
         self._has_sent = True
 
-    def live(self) -> bool:
-        """Count an answer or a refusal. Return whether the address was left out until now."""
-        was_left_out = self.is_left_out
-        if was_left_out:
+    def live(self, now_s: float) -> bool:
+        """Count an answer or a refusal. Return whether the address comes back after a rest."""
+        has_rested = self.is_left_out and not self.is_resting(now_s)
+        if self.is_left_out:
             self._notes.append(f"endpoint {self._name} answers again")
         self._failures = self._throttles = 0
         self._rest_s = 0.0
         self._is_pause_noted = False
-        return was_left_out
+        return has_rested
 
     def pause(self, now_s: float, retry_after_s: float | None) -> None:
         """Count a throttled request."""
@@ -76,12 +78,12 @@ class Rest:
                 f"endpoint {self._name} is busy (429 or 503): nothing is sent to it for {pause_s:.0f} s"
             )
 
-    def fail(self, now_s: float, reason: str) -> bool:
-        """Count a failure. Return whether a rest begins."""
+    def fail(self, now_s: float, reason: str, *, level: int) -> bool:
+        """Count a failure where up to ``level`` requests are open. Return whether a rest begins."""
         if self.is_resting(now_s):
             return False
         self._failures += 1
-        if self._failures < _FAILURES_IN_A_ROW:
+        if not self.is_left_out and self._failures < max(_FAILURES_IN_A_ROW, _FAILED_SHARE * level):
             return False
         if not self.is_left_out:
             self._notes.append(

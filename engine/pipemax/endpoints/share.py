@@ -67,12 +67,12 @@ class _Address:
         self.pace.send(now_s, tokens)
 
     def live(self, now_s: float) -> None:
-        if self.rest.live():
+        if self.rest.live(now_s):
             self.level.start_again(now_s)
         self.num_older = 0
 
     def fail(self, now_s: float, reason: str) -> None:
-        if self.rest.fail(now_s, reason):
+        if self.rest.fail(now_s, reason, level=self.level.limit):
             self.num_older = self.level.num_open
         else:
             self.end()
@@ -153,7 +153,7 @@ class Share:
         """Count a request that the server is too busy for: 429, 503, 529."""
         now_s, state = self._clock(), self._addresses[address]
         state.num_throttled += 1
-        state.level.throttle(now_s)
+        state.level.throttle(now_s, retry_after_s or 0.0)
         state.rest.pause(now_s, retry_after_s)
         state.end()
         self._has_failed = True
