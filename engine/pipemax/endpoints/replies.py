@@ -63,6 +63,9 @@ def reply_of(values: Any, sampling: Sampling, config: EndpointConfig, server: Se
     details = _mapping(_mapping(values.get("usage")).get("completion_tokens_details"))
     return Reply(
         text=text,
+        token_ids=tuple(
+            int(token) for token in choice.get("token_ids") or ()
+        ),  # with vLLM's return_token_ids
         finish_reason="length" if reason == "length" else "stop",
         logprobs=None if tokens is None else [token.logprob for token in tokens],
         reasoning=reasoning,
