@@ -259,7 +259,9 @@ def prior_of(
         )
         per_row = Interval(low=read, middle=read + generated, high=read + generated)
         whole = prices.of_tokens(read, generated)
-        cost = Interval(low=prices.of_tokens(read, 0), middle=whole, high=whole) if prices.has_tokens else None
+        cost = (
+            Interval(low=prices.of_tokens(read, 0), middle=whole, high=whole) if prices.has_tokens else None
+        )
     return Prior(rows_per_s=rate, tokens_per_row=per_row, token_cost_per_row=cost)
 
 

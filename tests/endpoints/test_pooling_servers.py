@@ -34,7 +34,7 @@ def both(
     task = settings[0].task
     with ExitStack() as stack:
         server = stack.enter_context(vllm_server(directory, *arguments, model=model))
-        endpoint = stack.enter_context(endpoint_engine(server, task=task))
+        endpoint = stack.enter_context(endpoint_engine(server, *settings, task=task))
         parsed = EngineConfig.parse(
             DEFAULTS | {"model": str(model), "task": task, "max_model_len": None} | config
         )

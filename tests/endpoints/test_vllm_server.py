@@ -77,7 +77,12 @@ def engines(
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # it starts in half the time
         config = DEFAULTS | {"policy": "vllm", "chat": request.param}
         itself = stack.enter_context(OfflineEngine(EngineConfig.parse(config)))
-        yield stack.enter_context(endpoint_engine(server, chat=request.param)), itself
+        asked = [_sampling(settings) for settings in (*SETTINGS.values(), {"choice": SECTIONS})]
+        yield stack.enter_context(endpoint_engine(server, *asked, chat=request.param)), itself
+
+
+def _sampling(settings: dict[str, Any]) -> Sampling:
+    return Sampling(**{"max_tokens": 24} | settings)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -85,7 +90,7 @@ def test_rows_are_answered_as_by_the_engine_itself(
     engines: tuple[OfflineEngine, OfflineEngine], settings: dict[str, Any]
 ) -> None:
     endpoint, itself = engines
-    sampling = Sampling(**{"max_tokens": 24} | settings)
+    sampling = _sampling(settings)
     prompts = [*demo_prompts(24), "x", "Grüße: ß\u2028\U0001f600"]
     assert_equal_answers(completions(endpoint, prompts, sampling), completions(itself, prompts, sampling))
 

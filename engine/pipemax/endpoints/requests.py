@@ -31,6 +31,9 @@ _CONTROL_ROWS = {
         sampling=Sampling(task="score"),
     ),
 }
+_OF_LLAMA = ("top_k", "min_p")
+"""Those of them that llama.cpp's servers take. Their penalty of repetition looks at the last tokens only."""
+_BEYOND_OPENAI = (*_OF_VLLM, "chat_template_kwargs", "thinking_tokens")
 _KINDS_OF_IMAGES = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"))
 
 
@@ -86,7 +89,8 @@ def unknown_setting(sampling: Sampling, config: EndpointConfig, server: ServerFa
             "leave one of them out"
         )
     if server.kind != "vllm":
-        extras = (*_OF_VLLM, "chat_template_kwargs", "thinking_tokens")
+        known = _OF_LLAMA if server.kind == "llama.cpp" else ()
+        extras = [name for name in _BEYOND_OPENAI if name not in known]
         if name := next((one for one in extras if getattr(sampling, one) != getattr(Sampling(), one)), None):
             return (
                 f"{name} is given, which is no part of OpenAI's API, and this server is not known to take it; leave it "
@@ -161,6 +165,9 @@ def sampling_values(
         values["thinking_token_budget"] = sampling.thinking_tokens
         if sampling.chat_template_kwargs is not None:
             values["chat_template_kwargs"] = json.loads(sampling.chat_template_kwargs)
+    elif server.kind == "llama.cpp":
+        # By default it samples from few tokens, and llama-cpp-python's server penalises repetition.
+        values |= {name: getattr(sampling, name) for name in _OF_LLAMA} | {"repeat_penalty": 1.0}
     else:  # these are OpenAI's defaults, and some models refuse even those by name
         for name, default in (("temperature", 1.0), ("top_p", 1.0)):
             if values[name] == default:
