@@ -446,6 +446,8 @@ def require_free_connector(arguments: dict[str, Any]) -> None:
 def _unknown(key: str, name: str, place: tuple[int | str, ...], kind: type[BaseModel]) -> str:
     """Say that there is no such key at a place of the config, and which there are."""
     for part in place:
+        if isinstance(part, int):  # of a list, whose type is that of its entries
+            continue
         inner = kind.model_fields[str(part)].annotation
         kinds = [inner, *get_args(inner)]
         kind = next(member for member in kinds if isinstance(member, type) and issubclass(member, BaseModel))

@@ -24,11 +24,15 @@ from pydantic import (
 )
 
 from pipemax.config import ChatMode, EngineConfig, ImageConfig, readable
-from pipemax.endpoint_keys import VARIABLE, secret_variables
+from pipemax.endpoint_keys import (
+    VARIABLE,
+    checked_headers,
+    checked_variable,
+    secret_field,
+    secret_variables,
+)
 
-_SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|password|signature", re.IGNORECASE)
 _SECRET_QUERY = re.compile(r"key|token|secret|sig|password|code", re.IGNORECASE)
-_VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,79}")
 _SHOWN_FIELDS = (
     *(
         "task",
@@ -65,6 +69,10 @@ class Address(BaseModel):
             raise ValueError("is no http(s) URL; give the API's root, such as https://host/v1")
         if parts.username is not None or parts.password is not None:
             raise ValueError("holds a user or a password; name the key's variable by api_key_env")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError("has a port that is no number from 0 to 65535") from None
         if parts.fragment:
             raise ValueError("has a fragment (#…); leave it out")
         if secret := next((name for name, _ in parse_qsl(parts.query) if _SECRET_QUERY.search(name)), None):
@@ -244,6 +252,16 @@ class EndpointConfig(BaseModel):
     def _names_a_variable(cls, name: str | None) -> str | None:
         return checked_variable(name)
 
+    @field_validator("extra_body")
+    @classmethod
+    def _holds_no_secret(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        if (name := secret_field(fields)) is not None:
+            raise ValueError(
+                f"has a field {name!r}, which looks like a key and would be part of the job's spec; use api_key_env or "
+                "headers"
+            )
+        return fields
+
     @model_validator(mode="after")
     def _version_is_known(self) -> Self:
         if self.model_revision is None and not self.unpinned_model:
@@ -277,6 +295,11 @@ class EndpointConfig(BaseModel):
                 raise ValueError(
                     f"the environment variable {name} is not set on the executors, and the endpoint's key is read from "
                     "it; set it from your cluster's store of secrets"
+                )
+            if not keys[name].strip().isascii() or not keys[name].strip().isprintable():
+                raise ValueError(
+                    f"the environment variable {name} holds characters that no header may have, such as a line break; "
+                    "the endpoint's key is read from it"
                 )
         copy = self.model_copy()
         copy._keys = {name: keys[name].strip() for name in self.variables}
@@ -333,31 +356,12 @@ def parse_config(values: dict[str, Any]) -> AnyConfig:
     return EndpointConfig.parse(values) if "endpoint" in values else EngineConfig.parse(values)
 
 
-def checked_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers. ``ValueError`` for a secret that is written down."""
-    for name, text in headers.items():
-        if _SECRET_HEADER.search(name) and not VARIABLE.search(text):
-            raise ValueError(
-                f"{name} looks like a key, which would appear in logs and in MLflow; write ${{NAME}} for the "
-                "environment variable that holds it"
-            )
-    return headers
-
-
-def checked_variable(name: str | None) -> str | None:
-    """Return the name. ``ValueError``, without the value, for what is more likely a key than a variable's name."""
-    if name is not None and not _VARIABLE_NAME.fullmatch(name):
-        raise ValueError(
-            "is no name of an environment variable in capitals; give the variable's name, such as OPENAI_API_KEY, and "
-            "never the key"
-        )
-    return name
-
-
 def is_public(host: str) -> bool:
     """Tell whether a host is an address that is neither of this machine nor private; False for names."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
     return not (address.is_loopback or address.is_private)

@@ -1,5 +1,6 @@
 """Check engine and generation on an executor, in the engine's own environment, without starting an engine."""
 
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+_EXECUTOR_VARIABLE = "spark.executorEnv.{}"
+_REDACTION = "spark.redaction.regex"
+_SPARKS_REDACTION = "(?i)secret|password|token|access[.]?key"
+"""Spark's default."""
 _TIMEOUT_S = 600
 _SHOWN_LINES = 3
 _REMEMBERED_S = 600
@@ -62,11 +67,26 @@ def run_preflight(
     ``profile`` is the resource profile of the stage that will run the engine.
     """
     keys = secret_variables(request.engine)
+    settings = {name: spark.conf.get(name, None) for name in map(_EXECUTOR_VARIABLE.format, keys)}
+    check_hidden(
+        [name for name, value in settings.items() if value], spark.conf.get(_REDACTION, _SPARKS_REDACTION)
+    )
     ask = partial(_ask, options.engine_python, request.to_bytes(), options.gpu_discovery_script, keys)
     reply = PreflightReply.from_bytes(call_on_executor(spark, ask, profile=profile).encode())
     if reply.error:
         raise JobError(reply.error)
     return reply
+
+
+def check_hidden(settings: Sequence[str], redaction: str | None) -> None:
+    """Raise ``JobError`` for a setting with a key that Spark's web pages and event logs would show."""
+    for name in settings:
+        if not re.search(redaction or _SPARKS_REDACTION, name):
+            raise JobError(
+                f"{name} holds a key, and Spark shows it in its pages and event logs: {_REDACTION} hides no such name; "
+                f"set {_REDACTION}='(?i)secret|password|token|key', or have your cluster's store of secrets set the "
+                "variable"
+            )
 
 
 def _ask(engine_python: str | None, payload: bytes, discovery_script: str | None, keys: Sequence[str]) -> str:

@@ -45,7 +45,8 @@ def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[s
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
     config["model"] = checked_value("model", config["model"], str)
     if "endpoint" in config:  # the model's name is the server's
-        return config
+        ca_file = config.get("ca_file")
+        return config if ca_file is None else {**config, "ca_file": str(Path(str(ca_file)).absolute())}
     if config["model"].startswith("models:/"):
         files = _registered_model(config["model"])
         config["model"] = files.model

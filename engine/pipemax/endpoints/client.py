@@ -4,22 +4,22 @@ A key goes to its address and nowhere else: redirects to another host are refuse
 addresses, and whatever a server says is rid of keys before anyone sees it.
 """
 
-import ipaddress
 import json
 import socket
 import ssl
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
 from pipemax.domain.errors import EngineStartError
-from pipemax.endpoint_config import OPEN_NET, Address, EndpointConfig
+from pipemax.endpoint_config import OPEN_NET, Address, EndpointConfig, is_public
 from pipemax.endpoints.replies import said_in
 
 _MAX_BODY_BYTES = 64 * 2**20
@@ -31,6 +31,8 @@ _REFUSED_RUN = (401, 403, 404)
 _BUSY = (429, 503, 529)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
+_SURELY_A_KEY = 16
+"""A text of so many characters that is equal to a key is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class Client:
     def __init__(self, config: EndpointConfig) -> None:
         """Raise ``EngineStartError`` for an address that may not be used, or certificates that cannot be read."""
         self._config = config
-        self._secrets = sorted(config.keys.values(), key=len, reverse=True)
+        self._secrets = written_forms(config.keys.values())
         self._headers = [config.headers_of(address) for address in config.endpoint]
         for address in config.endpoint:
             _check_reach(address)
@@ -111,10 +113,8 @@ class Client:
         return await self._outcome("POST", address, url, json.dumps(values).encode(), headers)
 
     def without_keys(self, text: str) -> str:
-        """Return the text with every key replaced."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        """Return the text with every key replaced, also as JSON and URLs write it."""
+        return _replaced(text, self._secrets)
 
     async def _outcome(
         self, method: str, address: int, url: str, body: bytes | None, headers: dict[str, str]
@@ -124,17 +124,20 @@ class Client:
             status, sent, content = await self._send(method, address, url, body, headers)
         except _RedirectedError as error:
             return RunRefused(reason=str(error))
+        except aiohttp.ClientConnectorCertificateError as error:
+            return RunRefused(reason=_distrust(self._config, address, error))
         except TimeoutError:
             return Broken(reason=f"no answer within {time.monotonic() - began_s:.0f} s", is_timeout=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Broken(reason=self.without_keys(str(error) or type(error).__name__))
-        text = self.without_keys(content.decode(errors="replace"))
         if status == 200:
             try:
-                values = json.loads(content)
+                # Short keys, such as EMPTY, may be words of an answer.
+                values = json.loads(_replaced(content.decode(), self._secrets, min_length=_SURELY_A_KEY))
             except (ValueError, RecursionError) as error:
                 return Broken(reason=f"its answer is no JSON: {error}")
             return Answered(values=values, latency_s=time.monotonic() - began_s)
+        text = self.without_keys(content.decode(errors="replace"))
         said, _ = said_in(text)
         name = self._config.endpoint[address].name
         if status in _REFUSED_ROW:
@@ -168,6 +171,23 @@ class _RedirectedError(Exception):
     """A redirect that is not followed."""
 
 
+def written_forms(keys: Collection[str]) -> list[str]:
+    """Return the keys as they are, and as JSON and URLs write them, the longest first."""
+    forms = {
+        form
+        for key in keys
+        for form in (key, json.dumps(key)[1:-1], key.replace("/", "\\/"), quote(key, safe=""))
+    }
+    return sorted(forms, key=len, reverse=True)
+
+
+def _replaced(text: str, secrets: Sequence[str], *, min_length: int = 0) -> str:
+    for secret in secrets:
+        if len(secret) >= min_length:
+            text = text.replace(secret, "***")
+    return text
+
+
 def _redirected(url: str, location: str | None) -> str:
     target = urlsplit(urljoin(url, location or ""))
     source = urlsplit(url)
@@ -199,6 +219,18 @@ def _refusal(status: int, name: str, said: str, config: EndpointConfig) -> str:
     return f"endpoint {name} {what}: {status}, {said}"
 
 
+def _distrust(config: EndpointConfig, address: int, error: aiohttp.ClientConnectorCertificateError) -> str:
+    remedy = (
+        "name the file of your company's own authority as ca_file"
+        if config.ca_file is None
+        else "see ca_file"
+    )
+    return (
+        f"the certificate of endpoint {config.endpoint[address].name} is not trusted: {error.certificate_error}; "
+        f"{remedy}"
+    )
+
+
 def retry_after_s(header: str | None, *, now: datetime | None = None) -> float | None:
     """Return the seconds that a ``Retry-After`` header asks for, which is a number or a date; None without."""
     if header is None:
@@ -228,18 +260,21 @@ def _tls(config: EndpointConfig) -> ssl.SSLContext:
 def _check_reach(address: Address) -> None:
     """Raise ``EngineStartError`` for http to a host whose name leads into the open net."""
     parts = urlsplit(address.url)
-    if parts.scheme != "http" or _proxy_of(address) is not None:
+    if parts.scheme != "http":
         return
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     except OSError:
-        return  # nothing can be sent there either
+        if _proxy_of(address) is None:
+            return  # nothing can be sent there
+        raise EngineStartError(
+            f"endpoint {address.name} {OPEN_NET.format(host=f'{parts.hostname}, which only the proxy knows,')}"
+        ) from None
     for entry in found:
-        place = ipaddress.ip_address(str(entry[4][0]).partition("%")[0])
-        if not (place.is_loopback or place.is_private or place.is_link_local):
-            raise EngineStartError(
-                f"endpoint {address.name} {OPEN_NET.format(host=f'{parts.hostname} ({place})')}"
-            )
+        place = str(entry[4][0]).partition("%")[0]
+        if is_public(place):
+            host = parts.hostname if parts.hostname == place else f"{parts.hostname} ({place})"
+            raise EngineStartError(f"endpoint {address.name} {OPEN_NET.format(host=host)}")
 
 
 def _proxy_of(address: Address) -> str | None:
