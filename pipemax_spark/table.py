@@ -81,6 +81,7 @@ def annotate_table(
     model: str | None = None,
     engine: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     json_whitespace: str | None = None,
+    unpinned_model: bool = False,
     log_dir: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Summary | None:
@@ -106,7 +107,12 @@ def annotate_table(
     if missing := {"input", "output"} - {name for name, value in options.items() if value is not None}:
         raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
     logs = log_directory(log_dir, options["output"])
-    engines = {"engine": _engine(engine, spark), "model": model, "json_whitespace": json_whitespace}
+    engines = {
+        "engine": _engine(engine, spark),
+        "model": model,
+        "json_whitespace": json_whitespace,
+        "unpinned_model": unpinned_model,
+    }
     job = _job_of(options, engines, logs)
     terminal = Terminal.standard()
     advice = "Finished chunks are committed; make the same call again to continue."
@@ -133,6 +139,7 @@ def compare_prompts(
     model: str | None = None,
     engine: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     json_whitespace: str | None = None,
+    unpinned_model: bool = False,
     **options: Any,
 ) -> Comparison:
     """Answer the same rows of a table under two templates, print what differs and costs, and return the comparison.
@@ -150,7 +157,12 @@ def compare_prompts(
         raise TypeError("compare_prompts() needs input")
     template, other_template = two_templates(templates)
     logs = Path(tempfile.mkdtemp(prefix="pipemax-compare-"))
-    engines = {"engine": _engine(engine, spark), "model": model, "json_whitespace": json_whitespace}
+    engines = {
+        "engine": _engine(engine, spark),
+        "model": model,
+        "json_whitespace": json_whitespace,
+        "unpinned_model": unpinned_model,
+    }
     job = _job_of({**options, "output": "", "template": template}, engines, logs)
     compared = CompareOptions(
         job=job,

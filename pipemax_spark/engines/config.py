@@ -21,6 +21,8 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.request.argument_types import checked_value
 from pipemax_spark.spark.profiles import discovery_script_of
+from pipemax_spark.spark.session import is_connect
+from pipemax_spark.spark.slots import slots_of
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -34,19 +36,31 @@ _CHECKPOINT_PLACES = ("", "model", "artifacts/*", "data/model")
 _TOKENIZER_PLACE = "components/tokenizer"
 
 
-def engine_config(engine: Mapping[str, Any] | None, model: str | None) -> dict[str, Any]:
-    """Return the engine config; ``model`` replaces its own model.
+def engine_config(
+    engine: Mapping[str, Any] | None,
+    model: str | None,
+    *,
+    json_whitespace: str | None = None,
+    unpinned_model: bool | None = None,
+) -> dict[str, Any]:
+    """Return the engine config; ``model`` and the other settings replace its own.
 
-    A model of MLflow's registry becomes the directory of its files. Raise ``JobError`` if no model is named, or if the
-    registry does not have it.
+    A model of MLflow's registry becomes the directory of its files. Raise ``JobError`` if no model is named, if the
+    registry does not have it, or if a model that is loaded here is to be unpinned.
     """
-    config = {**(engine or {}), **({} if model is None else {"model": model})}
+    given = {"model": model, "json_whitespace": json_whitespace, "unpinned_model": unpinned_model or None}
+    config = {**(engine or {}), **{name: value for name, value in given.items() if value is not None}}
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
     config["model"] = checked_value("model", config["model"], str)
     if "endpoint" in config:  # the model's name is the server's
         ca_file = config.get("ca_file")
         return config if ca_file is None else {**config, "ca_file": str(Path(str(ca_file)).absolute())}
+    if unpinned_model:
+        raise JobError(
+            "unpinned-model is for a model that an endpoint serves (a line 'endpoint: …' in the engine config); leave "
+            "it out: the spec holds the content of a model that is loaded here"
+        )
     if config["model"].startswith("models:/"):
         files = _registered_model(config["model"])
         config["model"] = files.model
@@ -88,16 +102,27 @@ def engine_options(
     profile: "ResourceProfile | None" = None,
 ) -> EngineOptions:
     """Return the engine options of the run ``run_id``, or of a new run if that is None."""
+    is_endpoint = "endpoint" in engine
     return EngineOptions(
-        engine=engine,
+        engine=_with_executors(spark, engine) if is_endpoint else engine,
         generation=generation,
         questions=tuple(question.generation for question in questions),
         job_id=run_id or uuid.uuid4().hex,
         engine_python=engine_python,
-        gpu_discovery_script=discovery_script_of(spark, profile),
+        gpu_discovery_script=None if is_endpoint else discovery_script_of(spark, profile),
         log_dir=log_dir,
         reuses_results=reuses_results,
     )
+
+
+def _with_executors(spark: "SparkSession", engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an endpoint's config with the number of executors, over which its limits are divided.
+
+    Spark Connect does not tell it; there the config may.
+    """
+    if "executors" in engine or is_connect(spark):
+        return engine
+    return {**engine, "executors": slots_of(spark).executors}
 
 
 def with_engine_settings(options: EngineOptions, reply: PreflightReply) -> EngineOptions:

@@ -25,6 +25,7 @@ from pipemax_spark.job.option_values import (
     read_key_value,
     read_names,
     read_response_format,
+    with_batch_columns,
 )
 from pipemax_spark.options import JobOptions, driver_directory
 from pipemax_spark.request.expected_rows import ExpectedRows
@@ -34,8 +35,6 @@ from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.questions import read_questions
 from pipemax_spark.request.urls import default_url
 from pipemax_spark.storage.bad_lines import BadLines
-from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
-from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -206,6 +205,11 @@ OPTIONS: dict[str, Option] = {
         "The same as json_whitespace in the engine config.",
         cli_type=str,
     ),
+    "unpinned_model": Option(
+        _MODEL,
+        "With an endpoint: do without model_revision, so rows are of one spec whatever is served by the model's name.",
+        cli_type=bool,
+    ),
     "engine_python": Option(
         _MODEL, "Path on the executors of a Python that has vLLM; default: the Python of Spark's tasks."
     ),
@@ -352,10 +356,13 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
 
     ``JobError`` says what is wrong with them.
     """
-    rest = _with_batch_columns(values)
-    config = engine_config(rest.pop("engine", None), rest.pop("model", None))
-    if (whitespace := rest.pop("json_whitespace", None)) is not None:
-        config["json_whitespace"] = whitespace
+    rest = with_batch_columns(values)
+    config = engine_config(
+        rest.pop("engine", None),
+        rest.pop("model", None),
+        json_whitespace=rest.pop("json_whitespace", None),
+        unpinned_model=rest.pop("unpinned_model", None),
+    )
     rest.setdefault("notify", default_url())
 
     def taken(kind: type) -> dict[str, Any]:
@@ -371,16 +378,6 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
         log_dir=log_dir,
         **rest,
     )
-
-
-def _with_batch_columns(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, with the columns that OpenAI's batch files have where no others are named."""
-    if values.get("input_format") != BATCH_FORMAT:
-        return dict(values)
-    columns: dict[str, Any] = {"id_columns": (BATCH_ID,), "overrides_column": "overrides"}
-    if not {"prompt_column", "messages_column", "template"} & values.keys():
-        columns["messages_column"] = "messages"
-    return {**columns, **values}
 
 
 def log_directory(directory: str | os.PathLike[str] | None, output: str) -> Path:

@@ -15,6 +15,7 @@ from pipemax_spark.job.job import EngineCall, JobCall
 from pipemax_spark.job.reuse import Reuse
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.policy_notes import wants_row_lengths
+from pipemax_spark.report.summary import counted
 from pipemax_spark.request.generation import with_image_settings
 from pipemax_spark.request.prompts import find_field, resolve_column, resolve_names, template_names
 from pipemax_spark.request.spec import AnnotationSpec
@@ -148,7 +149,7 @@ def check_engine(
     )
     samples = samples or wants_row_lengths(config)
     request = PreflightRequest(
-        engine=config,
+        engine=dict(asked.engine),
         generation=options.generation,
         questions=asked.questions,
         question_names=tuple(question.name for question in options.ask),
@@ -159,11 +160,20 @@ def check_engine(
     reply = run_preflight(spark, request, asked)
     for line in reply.warnings:
         call.terminal.warn(line)
-    call.terminal.say("Model", f"{reply.model}, prompt and output at most {reply.max_model_len:,} tokens")
+    call.terminal.say("Model", _model_line(reply))
     asked = with_engine_settings(asked, reply)
     if reply.row_lengths is not None:
         asked = replace(asked, engine={**asked.engine, "row_lengths": reply.row_lengths})
     return asked, reply
+
+
+def _model_line(reply: PreflightReply) -> str:
+    where = ""
+    if addresses := reply.engine.get("endpoint"):
+        where = f" at {counted(len(addresses), 'endpoint')}"
+    if not reply.max_model_len:
+        return f"{reply.model}{where}, which does not say how many tokens prompt and output may have"
+    return f"{reply.model}{where}, prompt and output at most {reply.max_model_len:,} tokens"
 
 
 def _with_checked_rows(call: JobCall, source: Source) -> tuple[Source, int | None]:

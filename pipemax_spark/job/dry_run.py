@@ -59,7 +59,8 @@ def dry_run(call: JobCall, checked: Checked, limits: RunLimits) -> None:
         for label, finding in zip(("Cache", *[""] * len(findings)), findings, strict=False):
             terminal.say(label, f"{finding}{_gain(finding, speed, to_do)}")
     if checked.reply.prompt_tokens and not options.no_sample:
-        terminal.console.print("\nThe first sampled prompt, as the model would see it:\n")
+        seen = "it would be sent" if checked.reply.token_note else "the model would see it"
+        terminal.console.print(f"\nThe first sampled prompt, as {seen}:\n")
         terminal.console.print(checked.reply.first_prompt, markup=False, highlight=False, soft_wrap=True)
     terminal.console.print("\nThis was a dry run: nothing was written and no engine was started.")
 
@@ -74,7 +75,7 @@ def _say_tokens(call: JobCall, checked: Checked, to_do: int, note: str) -> None:
     if not is_whole:
         low, high = ratio_interval([(float(tokens), 1.0) for tokens in by_row])
         basis.append(f"95 %: {low * to_do:,.0f} to {high * to_do:,.0f}")
-    basis += [note] if note else []
+    basis += [one for one in (reply.token_note, note) if one]
     call.terminal.say(
         "Tokens",
         f"about {mean * to_do:,.0f} in prompts, {mean:,.1f} per row, at most {max(reply.prompt_tokens):,}"

@@ -1,7 +1,7 @@
 """Read what users give for a job's options: texts, files and Python values. ``JobError`` says what is wrong."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,8 @@ from pipemax_spark.request.formats import is_inline, response_schema
 from pipemax_spark.request.questions import asked_of_text
 from pipemax_spark.spark.sql import split_names
 from pipemax_spark.storage.hadoop import read_file
+from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
+from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,3 +81,13 @@ def read_key_value(option: str) -> tuple[str, str]:
     if not separator:
         raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
     return key, value
+
+
+def with_batch_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with the columns that OpenAI's batch files have where no others are named."""
+    if values.get("input_format") != BATCH_FORMAT:
+        return dict(values)
+    columns: dict[str, Any] = {"id_columns": (BATCH_ID,), "overrides_column": "overrides"}
+    if not {"prompt_column", "messages_column", "template"} & values.keys():
+        columns["messages_column"] = "messages"
+    return {**columns, **values}

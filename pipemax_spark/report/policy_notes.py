@@ -17,7 +17,7 @@ _LAYOUT = ("replicas", "tensor_parallel_size", "pipeline_parallel_size")
 
 def wants_row_lengths(engine: Mapping[str, Any]) -> bool:
     """Tell whether simulations decide the policy or the layout, and the config does not say what rows to expect."""
-    if engine.get("row_lengths") is not None:
+    if engine.get("row_lengths") is not None or "endpoint" in engine:
         return False
     has_open_layout = all(engine.get(name) is None for name in _LAYOUT)
     return has_open_layout or engine.get("policy", _AUTO) == _AUTO

@@ -17,7 +17,7 @@ from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.response_format import load_schema
 from pipemax_spark.request.prompts import PromptSource
 
-_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "reasoning_parser")
+_ENGINE_FIELDS = ("tokenizer", "quantization", "chat", "reasoning_parser", "extra_body")
 _VLLM_FIELDS = ("dtype", "kv_cache_dtype")
 """Fields that are also arguments of vLLM, and count like those; a field with the value ``auto`` adds nothing."""
 _AUTO = "auto"
@@ -64,7 +64,7 @@ class AnnotationSpec:
             # writes them in that order.
             values["response_format"] = load_schema(generation.response_format)
         values["engine"] = {
-            name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) is not None
+            name: reply.engine[name] for name in _ENGINE_FIELDS if reply.engine.get(name) not in (None, {})
         }
         # Without such arguments nothing is added, so a spec keeps the hash that it had before arguments counted.
         arguments = {name: reply.engine.get(name) for name in _VLLM_FIELDS}

@@ -18,11 +18,11 @@ from pipemax.endpoint_config import AnyConfig, EndpointConfig
 from pipemax.serve.gpu_locks import GpuLocks
 from pipemax.serve.limits import Timings
 from pipemax.serve.membership import (
+    EngineFailures,
     Member,
     Readiness,
     Ready,
     Refused,
-    StartFailures,
     Waiting,
     conflict_of,
     next_to_load,
@@ -64,7 +64,7 @@ class _State:
     resident: _Resident | None = None
     load: _Load | None = None
     unused_since_s: float = 0.0
-    failures: StartFailures = field(default_factory=StartFailures)
+    failures: EngineFailures = field(default_factory=EngineFailures)
     last_failure: str = ""
     refusal: Refused | None = None
     """Holds for every session once the engine has died or the server stops."""
@@ -224,8 +224,6 @@ class EngineHost:
             self._close_resident()
 
     def _refusal_of(self, died: EngineDiedError) -> Refused:
-        if died.ends_run:
-            return Refused(code=SessionErrorCode.ENDPOINT_REFUSED, detail=str(died))
         if not died.is_machine_fault:
             return Refused(code=SessionErrorCode.ENGINE_DIED, detail=str(died))
         gpus = f", GPU {', '.join(self._gpus.gpus)}" if self._gpus.gpus else ""
@@ -285,22 +283,39 @@ class EngineHost:
             self.note_movement()
             log.info("model %s is ready after %.1f s", target.config.model, time.monotonic() - load.since_s)
 
-    def _record_failure(self, target: Member, reason: str) -> None:
+    def _record_failure(
+        self,
+        failed: Member | _Resident,
+        reason: str,
+        code: SessionErrorCode = SessionErrorCode.ENGINE_START_FAILED,
+    ) -> None:
+        """Refuse every session of an engine, and those that its jobs open later."""
         state = self._state
         log.error("no engine: %s", reason)
-        refusal = Refused(code=SessionErrorCode.ENGINE_START_FAILED, detail=reason)
+        refusal = Refused(code=code, detail=reason)
         with self._changed:
             state.load = None
             state.last_failure = reason
-            waiting = [m for m in state.members if m.engine_id == target.engine_id]
-            state.failures.record(target.engine_id, reason, {m.job_id for m in (*waiting, target)})
-            for member in waiting:
+            members = [m for m in state.members if m.engine_id == failed.engine_id]
+            job_ids = {m.job_id for m in members}
+            if isinstance(failed, Member):
+                job_ids.add(failed.job_id)
+            state.failures.record(failed.engine_id, refusal, job_ids)
+            for member in members:
                 member.refusal = refusal
 
     def _poll(self, resident: _Resident) -> None:
         self._polled_at_s, self._polling = time.monotonic(), True
         try:
             completions = resident.engine.poll(_POLL_TIMEOUT_S)
+        except EngineDiedError as died:
+            if not died.ends_run:
+                raise
+            # The server stays, and refuses what Spark tries again at once: a successor would only meet the same.
+            self._record_failure(resident, str(died), SessionErrorCode.ENDPOINT_REFUSED)
+            self._close_resident()
+            self._sessions.wake_all()
+            return
         finally:
             self._polling = False
         if completions:

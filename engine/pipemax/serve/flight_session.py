@@ -198,6 +198,9 @@ class Session:
             self._look_for_cancellation()
             match self._host.readiness(member):
                 case Refused(code=code, detail=detail):
+                    if code is SessionErrorCode.ENDPOINT_REFUSED:
+                        while self._write_finished():  # rows that ended before it are paid for
+                            pass
                     raise SessionFailedError(code, detail)
             if self._write_finished():
                 continue

@@ -3,7 +3,7 @@
 This module knows neither threads nor engines; ``engine_host`` holds the lock and carries the decisions out.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipemax.api import Engine
 from pipemax.endpoint_config import AnyConfig
@@ -54,26 +54,27 @@ class Member:
 
 
 @dataclass(slots=True)
-class StartFailures:
-    """Engines that did not start. The same job is refused again at once; another job is a new attempt."""
+class EngineFailures:
+    """Engines that did not start, or that no further start would help.
 
-    _failures: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    """By the engine's id: the last reason, and the jobs that have heard of a failure."""
+    The same job is refused again at once; another job is a new attempt.
+    """
 
-    def record(self, engine_id: str, reason: str, job_ids: set[str]) -> None:
-        _, known_to = self._failures.get(engine_id, ("", frozenset()))
-        self._failures[engine_id] = reason, known_to | job_ids
+    _failures: dict[str, tuple[Refused, frozenset[str]]] = field(default_factory=dict)
+    """By the engine's id: the last refusal, and the jobs that have heard of one."""
+
+    def record(self, engine_id: str, refusal: Refused, job_ids: set[str]) -> None:
+        _, known_to = self._failures.get(engine_id, (refusal, frozenset[str]()))
+        self._failures[engine_id] = refusal, known_to | job_ids
 
     def forget(self, engine_id: str) -> None:
         self._failures.pop(engine_id, None)
 
     def known_to(self, engine_id: str, job_id: str) -> Refused | None:
-        reason, jobs = self._failures.get(engine_id, ("", frozenset()))
-        if job_id not in jobs:
+        refusal, jobs = self._failures.get(engine_id, (None, frozenset[str]()))
+        if refusal is None or job_id not in jobs:
             return None
-        return Refused(
-            code=SessionErrorCode.ENGINE_START_FAILED, detail=f"{reason} (not tried again in this job)"
-        )
+        return replace(refusal, detail=f"{refusal.detail} (not tried again in this job)")
 
 
 def next_to_load(

@@ -4,7 +4,7 @@ from typing import Any
 
 from pipemax.config import EngineConfig
 from pipemax.serve.limits import Timings
-from pipemax.serve.membership import Member, Refused, StartFailures, conflict_of, next_to_load
+from pipemax.serve.membership import EngineFailures, Member, Refused, conflict_of, next_to_load
 from pipemax.wire import ProcessIdentity, SessionErrorCode
 
 _TIMINGS = Timings(same_task_conflict_s=10, still_conflict_s=120)
@@ -53,10 +53,12 @@ def test_sessions_of_one_task_conflict_soon_others_later() -> None:
 
 
 def test_a_start_failure_is_remembered_for_the_jobs_that_saw_it() -> None:
-    failures = StartFailures()
-    failures.record("a", "no memory", {"job 1"})
+    failures = EngineFailures()
+    refusal = Refused(code=SessionErrorCode.ENGINE_START_FAILED, detail="no memory")
+    failures.record("a", refusal, {"job 1"})
     refused = failures.known_to("a", "job 1")
     assert refused is not None
+    assert refused.code is SessionErrorCode.ENGINE_START_FAILED
     assert "no memory" in refused.detail
     assert failures.known_to("a", "job 2") is None
     assert failures.known_to("b", "job 1") is None
