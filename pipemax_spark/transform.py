@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec, PreflightRequest
@@ -169,18 +170,20 @@ def checked_spec(
     questions: Sequence[Question] = (),
     time_zone: str | None = None,
     has_images: bool = False,
+    examples: Mapping[str, GenerationSpec] = MappingProxyType({}),
 ) -> tuple[AnnotationSpec, EngineOptions]:
     """Return the spec, and the options with the settings that the engine needs, once an executor has checked them.
 
     Raise ``JobError`` if engine or generation are not fine.
 
-    A check that passed within the last ten minutes is not repeated.
+    A check that passed within the last ten minutes is not repeated. ``examples`` are settings, by a name, that rows may
+    have and that are no part of the spec.
     """
     request = PreflightRequest(
         engine=dict(options.engine),
         generation=options.generation,
-        questions=options.questions,
-        question_names=tuple(question.name for question in questions),
+        questions=(*options.questions, *examples.values()),
+        question_names=(*(question.name for question in questions), *examples),
         has_images=has_images,
     )
     reply = recent_preflight(spark, request, options, profile=profile)

@@ -39,6 +39,15 @@ _FROM_ARGUMENTS = ("choice", "response_format", "regex", "grammar", "task")
 """Settings that the functions' arguments take the place of."""
 
 
+_EXAMPLES = {
+    "pm_classify": GenerationSpec(choice=("bug", "praise")),
+    "pm_extract": GenerationSpec(
+        response_format='{"type": "object", "properties": {"city": {"type": "string"}}}'
+    ),
+}
+"""What the functions may ask for, which is known only once a query runs."""
+
+
 class Kind(Enum):
     """One of the functions; the value is its name in SQL."""
 
@@ -86,7 +95,13 @@ def register_functions(
     templates = {Kind.CLASSIFY: classify_template, Kind.EXTRACT: extract_template}
     parts = {kind: _template_parts(kind, template) for kind, template in templates.items()}
     plan = udf_plan(
-        spark, model=model, engine=engine, engine_python=engine_python, log_dir=log_dir, **generation
+        spark,
+        model=model,
+        engine=engine,
+        engine_python=engine_python,
+        log_dir=log_dir,
+        examples=_EXAMPLES,
+        **generation,
     )
     from pyspark.sql.types import StringType
 

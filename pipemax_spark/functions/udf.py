@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -123,11 +124,12 @@ def udf_plan(
     log_dir: str | None = None,
     images: bool = False,
     allow_image_urls: Sequence[str] | str = (),
+    examples: Mapping[str, GenerationSpec] = MappingProxyType({}),
     **generation: Any,
 ) -> TaskPlan:
     """Return what the task of a UDF needs, with the arguments of ``pipemax_udf``, once an executor has checked them.
 
-    Raise ``JobError`` if they are wrong.
+    Raise ``JobError`` if they are wrong. ``examples`` are as in ``checked_spec``, for an endpoint.
     """
     image_config = with_image_settings(
         engine_config(engine, model), has_images=images, allow_urls=allow_image_urls
@@ -138,7 +140,13 @@ def udf_plan(
         spec = replace(spec, seed=0)
     policy = OnError.of(on_error)
     options = engine_options(spark, config, spec, engine_python=engine_python, log_dir=log_dir)
-    checked, options = checked_spec(spark, options, source=None, has_images=images)
+    checked, options = checked_spec(
+        spark,
+        options,
+        source=None,
+        has_images=images,
+        examples=examples if "endpoint" in config else {},  # other engines can all of them
+    )
     if spec.seed is None and not spec.is_pooling:
         # This is for rows with their own temperature. It comes after the hash, which does not depend on the seed of a
         # spec without temperature.
