@@ -341,6 +341,11 @@ class EngineConfig(BaseModel):
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         """Validate parsed YAML or JSON. Raise ``ValueError`` with one readable line per fault, naming the field."""
+        if "endpoint" in values:
+            raise ValueError(
+                "it names an endpoint, whose server decides how its model runs, and this is for engines of one's own "
+                "machines; pipemax doctor --engine FILE tries an endpoint"
+            )
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -354,14 +359,7 @@ class EngineConfig(BaseModel):
 
         Raise ``ValueError`` that names the file.
         """
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise ValueError(f"engine config {path}: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(
-                f"engine config {path}: expected 'name: value' lines, got a {type(values).__name__}"
-            )
+        values = read_config(path)
         try:
             if line := moved_line(values):
                 warnings.warn(line, stacklevel=2)
@@ -459,6 +457,17 @@ def _unknown(key: str, name: str, place: tuple[int | str, ...], kind: type[BaseM
 
 def _shows(name: str) -> bool:
     return not name.startswith("vllm")  # its values may contain a secret
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the values of an engine config's YAML file. Raise ``ValueError`` that names the file."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"engine config {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"engine config {path}: expected 'name: value' lines, got a {type(values).__name__}")
+    return values
 
 
 def readable(error: ValidationError, *, known: type[BaseModel], shows: Callable[[str], bool] = _shows) -> str:

@@ -275,6 +275,14 @@ class EndpointConfig(BaseModel):
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         """Validate parsed YAML or JSON. Raise ``ValueError`` with one readable line per fault, naming the field."""
+        if of_engines := [
+            name for name in EngineConfig.model_fields if name in values and name not in cls.model_fields
+        ]:
+            them = ("that", "it") if len(of_engines) == 1 else ("these", "them")
+            hint = "; the name of your version is model_revision" if "revision" in of_engines else ""
+            raise ValueError(
+                f"{', '.join(of_engines)}: an endpoint's server decides {them[0]}; leave {them[1]} out{hint}"
+            )
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from pipemax import __version__
+from pipemax.cli.common import one_line_errors
 from pipemax.domain.units import GIB
 from pipemax.node.nvidia_tool import csv_rows, nvidia_smi
 from pipemax.transfer.host_memory import available_host_bytes
@@ -38,14 +40,29 @@ class Finding:
     """Why what is there will not do, and what would."""
 
 
-def doctor() -> None:
+def doctor(
+    engine: Annotated[
+        Path | None,
+        typer.Option(
+            help="Engine config with an endpoint, a YAML file: try the endpoint by a few small requests."
+        ),
+    ] = None,
+) -> None:
     """Say what this machine has, what is wrong with it, and what to run next. Loads neither Spark nor an engine.
 
     Run it in the environment of the Spark side and in the engine's, if these are two. Exits with 1 if something that is
-    installed will not work.
+    installed will not work. With --engine it says instead what an endpoint serves and can, and exits with 1 if it
+    cannot be used.
 
     Example: pipemax doctor
     """
+    if engine is not None:
+        # pydantic is in engines' environments only.
+        from pipemax.cli.endpoint_doctor import examine_endpoint
+
+        with one_line_errors():
+            is_usable = examine_endpoint(engine)
+        raise typer.Exit(0 if is_usable else 1)
     findings = examine(os.environ)
     width = max(len(finding.name) for finding in findings)
     typer.echo(f"pipemax {__version__}")

@@ -46,6 +46,11 @@ def read_preset(kind: str, name: str) -> dict[str, Any]:
             f"no {kind[:-1]} profile {name!r}; there are {', '.join(preset_names(kind))}, or give a .yaml file"
         )
     values = read_yaml(Path(name) if is_file else None, f"{kind}/{name}.yaml")
+    if isinstance(values, dict) and "endpoint" in values:
+        raise ValueError(
+            f"{name} is an engine config with an endpoint, whose server decides how its model runs; give a checkpoint, "
+            "or a profile"
+        )
     if not isinstance(values, dict):
         raise ValueError(
             f"{name if is_file else f'{kind}/{name}.yaml'}: expected 'name: value' lines, got a {type(values).__name__}"
