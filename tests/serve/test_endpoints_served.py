@@ -1,6 +1,7 @@
 """An engine server whose engine is an endpoint, and what becomes of its sessions when the endpoint refuses all."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from aiohttp import web
 from pipemax.wire import SessionErrorCode
 from pipemax_spark.errors import EngineSessionError
 from pipemax_spark.executor.client import EngineOptions, complete
+from pipemax_spark.executor.server_process import EXECUTOR_VARIABLE
 from tests.endpoints.openai_server import OpenAIServer, openai_server
-from tests.serve.support import FakeJvm, request_batches, run_prompts, server_of
+from tests.serve.support import FakeJvm, files_of, request_batches, run_prompts, server_of, server_stats
+from tests.waiting import wait_until
 
 
 def options(served: OpenAIServer, *, job_id: str = "job", **engine: Any) -> EngineOptions:
@@ -75,3 +78,21 @@ def test_another_answering_model_ends_the_job_by_name() -> None:
         server.facts = {}
         error = refused(options(server, server=found))
     assert "answered as model 'demo-2', and the run began with 'demo-1'" in error.message
+
+
+def test_engines_that_are_endpoints_take_no_gpu_and_wait_for_none(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two executors of one machine, whose GPUs are the same: the second engine would wait for the first one's."""
+    other = FakeJvm()
+    try:
+        with openai_server() as server:
+            run_prompts(["a"], options(server))
+            monkeypatch.setenv(EXECUTOR_VARIABLE, str(other.pid))
+            waits_little = replace(options(server), start_timeout_s=60.0)
+            assert run_prompts(["b"], waits_little)[0]["text"] == "said: b"
+            assert "waiting for GPU" not in files_of(waits_little).log.read_text()
+            assert server_stats(waits_little).state == "ready"
+    finally:
+        other.kill()
+        wait_until(lambda: not other.servers(), what="the server has ended")
