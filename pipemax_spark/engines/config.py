@@ -48,8 +48,8 @@ def engine_config(
     A model of MLflow's registry becomes the directory of its files. Raise ``JobError`` if no model is named, if the
     registry does not have it, or if a model that is loaded here is to be unpinned.
     """
-    given = {"model": model, "json_whitespace": json_whitespace, "unpinned_model": unpinned_model or None}
-    config = {**(engine or {}), **{name: value for name, value in given.items() if value is not None}}
+    settings = {"model": model, "json_whitespace": json_whitespace, "unpinned_model": unpinned_model or None}
+    config = {**(engine or {}), **{name: value for name, value in settings.items() if value is not None}}
     if not config.get("model"):
         raise JobError("no model is named; give model (--model), or an engine config with a line 'model: …'")
     config["model"] = checked_value("model", config["model"], str)
