@@ -5,9 +5,9 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -37,6 +37,9 @@ _KNOWN = frozenset(
         *("response_format", "n"),
     }
 )
+
+
+Server = TypeVar("Server", bound="OpenAIServer")
 
 
 def echo(prompt: str) -> str:
@@ -75,12 +78,12 @@ class OpenAIServer:
     @property
     def prompts(self) -> list[str]:
         """The prompts that were answered by the model, in order."""
-        return [_prompt(body) for body in self.bodies]
+        return [prompt_of(body) for body in self.bodies]
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path.removeprefix("/v1")
         self.requests[path] += 1
-        body = await request.json() if request.can_read_body else {}
+        body = await request.json() if request.body_exists else {}
         if (response := self.early(path, body)) is not None:
             return response
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
@@ -91,7 +94,7 @@ class OpenAIServer:
             case "/version" if "version" in self.can:
                 return web.json_response({"version": "0.32.0"})
             case "/tokenize" if "tokenize" in self.can:
-                return web.json_response({"tokens": _token_ids(_prompt(body)), "max_model_len": 512})
+                return web.json_response({"tokens": _token_ids(prompt_of(body)), "max_model_len": 512})
             case "/detokenize" if "detokenize" in self.can:
                 return web.json_response({"prompt": "".join(map(chr, body["tokens"]))})
             case "/embeddings" if "embeddings" in self.can:
@@ -114,7 +117,7 @@ class OpenAIServer:
             return _error(400, f"Unrecognized request argument supplied: {unknown[0]}")
         self.bodies.append(body)
         text = self._constrained(body)
-        text = self.answer(_prompt(body)) if text is None else text
+        text = self.answer(prompt_of(body)) if text is None else text
         limit = body.get("max_completion_tokens", body.get("max_tokens", 1_000))
         tokens = list(text)[: limit * 4]
         text, is_cut = "".join(tokens), len(tokens) < len(text)
@@ -122,7 +125,7 @@ class OpenAIServer:
         choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
         if body.get("logprobs") and "logprobs" in self.can:
             choice["logprobs"] = _logprobs(text, is_chat=is_chat)
-        usage = {"prompt_tokens": len(_token_ids(_prompt(body))), "completion_tokens": len(text) // 4 + 1}
+        usage = {"prompt_tokens": len(_token_ids(prompt_of(body))), "completion_tokens": len(text) // 4 + 1}
         return web.json_response(
             {"model": self.answers_as or self.model, "choices": [choice], "usage": usage}
         )
@@ -171,7 +174,7 @@ def _value(schema: dict[str, Any]) -> Any:
     return "text"
 
 
-def _prompt(body: dict[str, Any]) -> str:
+def prompt_of(body: dict[str, Any]) -> str:
     """Everything that a request says, as one text."""
     if "prompt" in body:
         return str(body["prompt"])
@@ -203,17 +206,21 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
-@contextmanager
-def openai_server(**fields: Any) -> Iterator[OpenAIServer]:
+def openai_server(**fields: Any) -> AbstractContextManager[OpenAIServer]:
     """Serve on a free port of this machine until the context ends."""
-    server = OpenAIServer(**fields)
+    return serving(OpenAIServer(**fields))
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    """Have a server answer, at its port or a free one, until the context ends."""
     loop = asyncio.new_event_loop()
     started, stop = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_route("*", "/{path:.*}", server.handle)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", server.port)
         await site.start()

@@ -40,6 +40,8 @@ class Server:
     step_s: Callable[[int], float]
     bears: Callable[[float], float] = lambda now_s: math.inf
     retry_after_s: float | None = None
+    sporadic: float = 0.0
+    """The share of requests that it refuses whatever is open."""
     timeout_s: float = math.inf
     _progress: float = 0.0  # tokens that a row which always ran would have
     _now_s: float = 0.0
@@ -149,7 +151,8 @@ def simulate(
         ) is not None:
             num_rows += 1
             server = servers[address]
-            if server.num_open >= server.bears(now_s):
+            is_sporadic = server.sporadic > 0 and rng.random() < server.sporadic
+            if is_sporadic or server.num_open >= server.bears(now_s):
                 heapq.heappush(refusals, (now_s + REFUSAL_S, address))
                 continue
             request = Request(

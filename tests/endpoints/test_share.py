@@ -78,6 +78,15 @@ def test_an_address_that_fails_three_in_a_row_is_left_out_longer_each_time_and_t
     assert len(take_all(share)) > 1
 
 
+def test_a_rest_that_ends_before_anyone_looks_is_not_worth_a_line() -> None:
+    share, _ = share_of(limits())
+    take_all(share)
+    for _ in range(3):
+        break_one(share)
+    answer_one(share)
+    assert share.take_notes() == []
+
+
 def test_a_refusal_or_an_answer_between_failures_keeps_an_address_in() -> None:
     share, _ = share_of(limits())
     for is_answer in (True, False) * 3:
@@ -153,7 +162,7 @@ def test_nothing_is_sent_before_the_time_that_the_server_names() -> None:
 def test_a_server_that_throttles_without_a_time_is_left_alone_longer_each_time() -> None:
     share, clock = share_of(limits())
     pauses_s = []
-    for _ in range(10):
+    for _ in range(25):
         while share.take(100) is None:
             pauses_s.append(share.wait_s())
             clock.now_s += share.wait_s()

@@ -1,10 +1,10 @@
 """Find how many requests one endpoint should have open at once.
 
 The level doubles while that pays, which is while answers come at a higher rate. It then holds, one doubling above
-the last that paid, and from time to time tries a quarter more. A server that queues what it cannot run yet is so kept
-full, and its queue stays short of a few times what it runs. A request that is throttled lowers the level by 30 %, at
-most once per round trip; the level comes back to what the server was seen to bear by half of what is missing per round.
-Many time-outs halve it (``lateness``), and then only measurements raise it again.
+the last that paid, and from time to time tries more. A server that queues what it cannot run yet is so kept full, and
+its queue stays short of a few times what it runs. Throttled requests lower the level by 30 %, at most once per round
+trip, unless they are rare; it comes back to what the server was seen to bear by half of what is missing per round. Many
+time-outs halve it, and then only measurements raise it again. What has no effect is undone (``trouble``).
 
 Additive increase and multiplicative decrease are those of TCP (Chiu and Jain, 1989), the doubling its slow start; that
 only a higher rate justifies more in flight is BBR's rule (Cardwell et al., 2016). A round is as many answers as the
@@ -14,8 +14,8 @@ level. Knows nothing of rows, addresses or clocks.
 import math
 from enum import Enum, auto
 
-from pipemax.endpoints.lateness import Lateness
 from pipemax.endpoints.measure import ROUNDS, Rate, RateMeasure, gain_of
+from pipemax.endpoints.trouble import Trouble
 
 FIRST_LEVEL = 8
 _CUT = 0.7
@@ -38,6 +38,9 @@ _CAREFUL_MAX_REST_ROUNDS = 16
 """Rounds between two trials: twice as many after each that did not pay."""
 _PAUSES_BETWEEN_TRIALS = 20
 """A trial that is throttled costs the pause that the server asks for: at most a twentieth of the time."""
+_THROTTLED_SHARE, _THROTTLED_MEMORY, _MAX_USUALLY_THROTTLED = 0.08, 64, 0.3
+_LATE_SHARE, _LATE_MEMORY, _MAX_USUALLY_LATE = 0.1, 32, 1.0
+"""A larger share of the last requests lowers the level, unless it has no effect on so small a share (``Trouble``)."""
 _LATENCY_MEMORY = 0.9
 
 
@@ -68,7 +71,10 @@ class Level:
         self._cut_at_s = self._try_after_s = -math.inf
         self._has_opened_since_cut = True
         self._latency_s: float | None = None
-        self._lateness = Lateness()
+        self._throttled = Trouble(
+            too_many=_THROTTLED_SHARE, max_usual=_MAX_USUALLY_THROTTLED, memory=_THROTTLED_MEMORY
+        )
+        self._late = Trouble(too_many=_LATE_SHARE, max_usual=_MAX_USUALLY_LATE, memory=_LATE_MEMORY)
 
     @property
     def limit(self) -> int:
@@ -92,7 +98,8 @@ class Level:
     def answer(self, now_s: float, latency_s: float, work: float) -> None:
         """Count a good answer. ``work``: its tokens; 1 where they are not known."""
         self._change(now_s, -1)
-        self._lateness.count(is_late=False)
+        self._throttled.count(has_it=False)
+        self._late.count(has_it=False)
         self._restore()
         has_rate = self._measure.add(now_s, latency_s, work)
         memory = 0.0 if self._latency_s is None else _LATENCY_MEMORY
@@ -107,9 +114,14 @@ class Level:
     def throttle(self, now_s: float, pause_s: float) -> None:
         """Count a request that the server did not take because it is busy, and the pause that it asks for."""
         self._change(now_s, -1)
+        self._throttled.count(has_it=True)
+        self._restore()
+        if not self._throttled.is_too_much:
+            return
         before = self._level
         if self._may_cut(now_s):
             self._rest_rounds = self._longer_rest() if self._mode is _Mode.TRYING else _REST_ROUNDS
+            self._throttled.cut(before)
             self._cut(now_s, int(before * _CUT))
             self._floor = max(1, before // 2)
             self._tolerated = max(self._level, min(self.num_open, before - 1))
@@ -121,14 +133,14 @@ class Level:
     def time_out(self, now_s: float) -> None:
         """Count a request that had no answer in time."""
         self._change(now_s, -1)
-        self._lateness.count(is_late=True)
-        if self._lateness.is_too_high and self._may_cut(now_s):
+        self._late.count(has_it=True)
+        if self._late.is_too_much and not self._late.is_settling and self._may_cut(now_s):
             if self._mode is _Mode.TRYING and self._baseline is not None:
                 self._rest_rounds = self._longer_rest()
                 self._cut(now_s, self._baseline.level)
             else:
                 self._rest_rounds = _REST_ROUNDS
-                self._lateness.cut(self._level)
+                self._late.cut(self._level)
                 self._cut(now_s, self._level // 2)
             self._set(_Mode.HOLDING, self._level)
         self._restore()
@@ -231,9 +243,11 @@ class Level:
     # Down.
 
     def _restore(self) -> None:
-        level = self._lateness.take_restored_level()
-        if level is not None:
-            self._set(_Mode.HOLDING, level)
+        """Raise the level again if it was lowered without effect."""
+        for trouble in (self._throttled, self._late):
+            level = trouble.take_restored_level()
+            if level is not None and level > self._level:
+                self._set(_Mode.HOLDING, level)
 
     def _may_cut(self, now_s: float) -> bool:
         """Return whether a round trip has passed since the last cut."""

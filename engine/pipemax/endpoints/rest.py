@@ -2,8 +2,8 @@
 
 An address that fails three requests in a row, or more where many are open, and answers none meanwhile, is left out for
 30 s and then tried with one request; each further failure doubles the rest, up to 5 minutes. Nothing is sent before the
-time that a throttling server names (``Retry-After``). One that names none is left alone for half a second if it
-throttles again before it has answered, and twice as long each further time. Knows nothing of levels or requests.
+time that a throttling server names (``Retry-After``). One that names none, and throttles again and again before it has
+answered, is left alone for half a second, and twice as long each further time. Knows nothing of levels or requests.
 """
 
 _FAILURES_IN_A_ROW = 3
@@ -11,6 +11,8 @@ _FAILED_SHARE = 0.25
 """Where many requests are open, so many of them must fail in a row: three in a row may be three bad rows."""
 _FIRST_REST_S = 30.0
 _MAX_REST_S = 300.0
+_FREE_THROTTLES = 16
+"""Throttles in a row without a pause: fewer open requests mostly do."""
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 60.0
 _NOTED_PAUSE_S = 30.0
@@ -27,6 +29,8 @@ class Rest:
         self._rest_s = 0.0
         self._throttles = 0
         self._has_sent = False  # since the last request that was throttled
+        self._why_left_out = ""
+        self._is_noted = False  # that it is left out
         self._is_pause_noted = False
         self._notes: list[str] = []
 
@@ -51,8 +55,6 @@ class Rest:
     def live(self, now_s: float) -> bool:
         """Count an answer or a refusal. Return whether the address comes back after a rest."""
         has_rested = self.is_left_out and not self.is_resting(now_s)
-        if self.is_left_out:
-            self._notes.append(f"endpoint {self._name} answers again")
         self._failures = self._throttles = 0
         self._rest_s = 0.0
         self._is_pause_noted = False
@@ -66,10 +68,8 @@ class Rest:
             if not self._has_sent:  # it is of the same burst as the one before
                 return
             self._throttles += 1
-            if self._throttles == 1:  # a lower level is enough the first time
-                pause_s = 0.0
-            else:
-                pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._throttles - 2, 10))
+            further = self._throttles - _FREE_THROTTLES - 1
+            pause_s = 0.0 if further < 0 else min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(further, 10))
         self._has_sent = False
         self._pauses_until_s = max(self._pauses_until_s, now_s + pause_s)
         if pause_s >= _NOTED_PAUSE_S and not self._is_pause_noted:
@@ -86,7 +86,7 @@ class Rest:
         if not self.is_left_out and self._failures < max(_FAILURES_IN_A_ROW, _FAILED_SHARE * level):
             return False
         if not self.is_left_out:
-            self._notes.append(
+            self._why_left_out = (
                 f"endpoint {self._name} has failed {self._failures} requests in a row ({reason}): "
                 f"it is left out for {_FIRST_REST_S:.0f} s, and then tried again"
             )
@@ -95,5 +95,11 @@ class Rest:
         return True
 
     def take_notes(self) -> list[str]:
+        """Return what is new since the last call; a rest that has ended meanwhile is not worth a line."""
         notes, self._notes = self._notes, []
+        if self.is_left_out and not self._is_noted:
+            notes.append(self._why_left_out)
+        elif self._is_noted and not self.is_left_out:
+            notes.append(f"endpoint {self._name} answers again")
+        self._is_noted = self.is_left_out
         return notes
