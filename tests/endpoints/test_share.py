@@ -78,6 +78,19 @@ def test_an_address_that_fails_three_in_a_row_is_left_out_longer_each_time_and_t
     assert len(take_all(share)) > 1
 
 
+def test_failures_of_requests_since_whose_begin_others_were_answered_say_nothing_against_the_address() -> (
+    None
+):
+    share, clock = share_of(limits())
+    began_s = clock.now_s
+    take_all(share)
+    clock.now_s += 1
+    answer_one(share)
+    for _ in range(7):
+        share.broken(0, reason="late", tokens_estimated=100, is_timeout=True, began_s=began_s)
+    assert share.take(100) == 0
+
+
 def test_a_rest_that_ends_before_anyone_looks_is_not_worth_a_line() -> None:
     share, _ = share_of(limits())
     take_all(share)

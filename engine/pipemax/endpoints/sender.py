@@ -214,7 +214,9 @@ class Sender:
                 self._queue_again(request)
             case Broken(reason=reason, is_timeout=is_timeout):
                 self._last_fault = reason
-                share.broken(address, reason=reason, tokens_estimated=tokens, is_timeout=is_timeout)
+                share.broken(
+                    address, reason=reason, tokens_estimated=tokens, is_timeout=is_timeout, began_s=began_s
+                )
                 request.avoid.add(address)
                 if share.answered_others_since(address, began_s):
                     self._break(request, reason)

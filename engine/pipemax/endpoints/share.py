@@ -158,15 +158,29 @@ class Share:
         state.end()
         self._has_failed = True
 
-    def broken(self, address: int, *, reason: str, tokens_estimated: int, is_timeout: bool) -> None:
-        """Count a request that failed: a reset, 5xx, a time-out, a body that is no JSON."""
+    def broken(
+        self,
+        address: int,
+        *,
+        reason: str,
+        tokens_estimated: int,
+        is_timeout: bool,
+        began_s: float = math.inf,
+    ) -> None:
+        """Count a request that failed: a reset, 5xx, a time-out, a body that is no JSON.
+
+        It says nothing against the address if that has answered others since ``began_s`` on the clock.
+        """
         now_s, state = self._clock(), self._addresses[address]
         state.num_broken += 1
         if is_timeout:
             state.level.time_out(now_s)
         else:
             state.level.close(now_s)
-        state.fail(now_s, reason)
+        if state.answered_at_s > began_s:
+            state.end()
+        else:
+            state.fail(now_s, reason)
         self._has_failed = True
 
     def released(self, address: int, *, tokens_estimated: int) -> None:
