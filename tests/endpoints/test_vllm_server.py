@@ -7,6 +7,7 @@ tokenizer's spelling only.
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pipemax.endpoints.probe import probe
 from pipemax.wire import ErrorCode
 from tests.endpoints.real import (
     KEY_VARIABLE,
+    DemoJob,
     assert_equal_answers,
     completions,
     demo_prompts,
@@ -25,7 +27,7 @@ from tests.endpoints.real import (
     endpoint_engine,
     endpoint_values,
 )
-from tests.endpoints.servers import MAX_MODEL_LEN, ModelServer, vllm_server
+from tests.endpoints.servers import KEY, MAX_MODEL_LEN, REPOSITORY, ModelServer, vllm_server
 from tests.engine.conftest import DEFAULTS
 
 pytestmark = pytest.mark.long  # a server and an engine, each a minute
@@ -147,3 +149,28 @@ def test_another_model_or_a_wrong_key_ends_the_check(server: ModelServer) -> Non
     assert "sk-wrong" not in str(caught.value)
     with pytest.raises(EngineStartError, match="refuses the key"):
         OfflineEngine(config)
+
+
+def test_a_job_writes_the_rows_of_one_with_the_engine_itself(server: ModelServer, tmp_path: Path) -> None:
+    """In two runs, of which the second goes on where the first ended."""
+    schema = str(REPOSITORY / "examples" / "section.schema.json")
+    arguments = ("--response-format", schema, "--logprobs")
+    job = DemoJob(tmp_path / "endpoint", endpoint_values(server), *arguments, rows=200)
+    first, second = job.run("--limit", "80"), job.run()
+    assert (first["rows_out"], second["rows_out"], second["rows_skipped"]) == (80, 120, 80)
+    assert [run["endpoint_requests"] for run in (first, second)] == [80, 120]
+    found = job.answers()
+    assert sum(run["billed_output_tokens"] for run in (first, second)) == sum(
+        answer["completion_tokens"] for answer in found.values()
+    )
+    assert job.files_with(KEY) == []
+
+    itself = DemoJob(tmp_path / "itself", DEFAULTS | {"policy": "vllm"}, *arguments, rows=200)
+    itself.run()
+    expected = itself.answers()
+    assert found.keys() == expected.keys()
+    for package, answer in found.items():
+        own = expected[package]
+        for name in ("text", "parsed", "finish_reason", "prompt_tokens", "completion_tokens", "error"):
+            assert answer[name] == own[name], (package, answer, own)
+        assert answer["logprob_sum"] == pytest.approx(own["logprob_sum"], abs=1e-3)
