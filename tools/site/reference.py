@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 import pipemax_spark
 import pipemax_spark.cli
-from pipemax import config, wire
+from pipemax import config, endpoint_config, wire
 from pipemax.api import OfflineEngine
 from pipemax.generation import CARRIED, SETTINGS, Sampling
 from pipemax_spark import errors
@@ -49,6 +49,13 @@ def engine_yaml() -> str:
     for kind in _classes_in(config):
         if issubclass(kind, Enum):
             parts += [f"## {kind.__name__}\n\n{inspect.getdoc(kind)}\n", *_members(kind)]
+    parts.append(
+        "## Endpoints\n\nA config with `endpoint` has these fields instead, of `pipemax/endpoint_config.py`; the job "
+        "sets `server` and `executors` ([Endpoints](../guide/endpoints.md)).\n"
+    )
+    parts += _fields(endpoint_config.EndpointConfig)
+    for kind in (endpoint_config.Address, endpoint_config.ServerFacts):
+        parts += [f"### {kind.__name__}\n\n{inspect.getdoc(kind)}\n", *_fields(kind)]
     return "\n".join(parts)
 
 
