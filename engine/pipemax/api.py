@@ -17,7 +17,7 @@ from pipemax.endpoint_config import AnyConfig, EndpointConfig
 from pipemax.engine import Engine, EngineStats
 from pipemax.generation import Completion, GenerationRequest, Image, Message, RequestError, Sampling
 from pipemax.node.gpus import engine_gpus
-from pipemax.policy.compare import ChosenPolicy, PolicyChoice
+from pipemax.policy.compare import PolicyChoice
 from pipemax.policy.layout_start import settle_layout
 from pipemax.replicas.replica_set import ReplicaSet
 from pipemax.sim.measured_engine import MeasuredEngine
@@ -52,16 +52,13 @@ class OfflineEngine:
         self.measured: MeasuredEngine | None = None
         """What the simulator needs to know of the engine; None under stock vLLM, if nothing was measured, or if there
         are several replicas."""
-        self.policy_choice: PolicyChoice
-        """The scheduler that runs underneath, and why."""
+        self.policy_choice: PolicyChoice | None = None
+        """The scheduler that runs underneath, and why; None for an endpoint, which schedules by itself."""
         if isinstance(config, EndpointConfig):
             # aiohttp is in the environment of endpoints only.
             from pipemax.endpoints.engine import EndpointEngine
 
             self._engine = EndpointEngine(config)
-            self.policy_choice = PolicyChoice(
-                chosen=ChosenPolicy.VLLM, reason="the endpoint schedules by itself"
-            )
             return
         try:
             layout = settle_layout(config, os.environ, engine_gpus(os.environ))
@@ -125,7 +122,8 @@ class OfflineEngine:
 
     def stats(self) -> EngineStats:
         """See ``Engine.stats``."""
-        return replace(self._engine.stats(), policy=asdict(self.policy_choice))
+        choice = self.policy_choice
+        return replace(self._engine.stats(), policy={} if choice is None else asdict(choice))
 
     def close(self) -> None:
         """See ``Engine.close``."""

@@ -42,6 +42,11 @@ def run_tuning(spark: "SparkSession", options: TrialOptions, terminal: Terminal)
     the model or the machine does not have it, is reported with the reason.
     """
     engine = options.job.engine
+    if "endpoint" in engine:
+        raise JobError(
+            "tune tries settings of an engine on your machines, and the engine config names an endpoint, whose server "
+            "decides them; pipemax doctor --engine says what that can"
+        )
     with job_settings(spark):
         trial = Trial.of_first_rows(spark, options, terminal)
         trial.render(options.job.source)  # a wrong prompt is said before an engine starts

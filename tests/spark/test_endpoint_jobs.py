@@ -11,6 +11,8 @@ from pipemax.wire import GenerationSpec
 from pipemax_spark import annotate, annotate_table, pipemax_udf, register_functions
 from pipemax_spark.errors import JobError, failure_text
 from pipemax_spark.functions.ready import Kind
+from pipemax_spark.job.trial import TrialOptions
+from pipemax_spark.job.tune import run_tuning
 from tests.endpoints.openai_server import OPENAI, OpenAIServer, openai_server
 from tests.spark.conftest import Jobs, words
 
@@ -46,7 +48,9 @@ def test_annotate_table_annotates_each_row_once_and_its_second_call_asks_nothing
         annotate_table(spark, engine=engine, **call)
     summary = annotate_table(spark, engine=engine, unpinned_model=True, **call)
     assert (summary.rows_out, summary.rows_error) == (40, 0)
-    assert "demo at 1 endpoint, prompt and output at most 512 tokens" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "demo at 1 endpoint, prompt and output at most 512 tokens" in printed
+    assert "Policy" not in printed, "the endpoint schedules by itself"
     assert sorted(row["annotation"]["text"] for row in job.rows()) == sorted(WORDS)
     asked = len(served.bodies)
     assert annotate_table(spark, engine=engine, unpinned_model=True, **call).rows_out == 0
@@ -123,3 +127,8 @@ def test_the_ready_functions_ask_as_the_server_can(spark: Any, fields: dict[str,
         spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {kind.value}")
     assert label == "bug"
     assert place == '{"city": "text"}'
+
+
+def test_settings_of_an_engine_are_not_tuned_at_an_endpoint(job: Jobs, spark: Any) -> None:
+    with job.terminal() as terminal, pytest.raises(JobError, match="whose server decides them"):
+        run_tuning(spark, TrialOptions(job=job.defaults), terminal)

@@ -35,7 +35,7 @@ def examine_endpoint(file: Path) -> bool:
             typer.echo(f"  {name:{width}}  {text}")
     for fault in (one.fault for one in seen if one.fault is not None):
         typer.echo(f"To mend: {fault}")
-    typer.echo(
-        "Next: " + ("pipemax annotate --engine …" if all(one.fault is None for one in seen) else "mend that")
-    )
-    return all(one.fault is None for one in seen)
+    is_usable = all(one.fault is None for one in seen)
+    if is_usable:
+        typer.echo(f"Next: pipemax annotate --engine {file} --help")
+    return is_usable
