@@ -75,8 +75,9 @@ llama: $(VENV)/ready  ## llama-cpp-python's server in .venv-llama, compiled: for
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
-faults: $(VENV)/ready  ## Strike the processes of a running job at 20 random points; SEED=N repeats a run's
-	@$(BIN)/python -m tests.spark.faults.random_kills --report lab/results/faults.md $(if $(SEED),--seed $(SEED))
+faults: $(VENV)/ready  ## Strike the processes of a job at 20 random points; SEED=N repeats a run's; ENDPOINT=1: over faulty endpoints
+	@$(BIN)/python -m tests.spark.faults.random_kills --report lab/results/faults$(if $(ENDPOINT),_endpoint).md \
+		$(if $(ENDPOINT),--endpoint) $(if $(SEED),--seed $(SEED))
 
 wheel: $(VENV)/ready  ## The wheel of both sides, in dist/: what the README's install lines take
 	@$(BIN)/python -m hatchling build -t wheel -d dist

@@ -27,6 +27,8 @@ case $slice in
     6) name="two kinds of engines with every load; struck jobs" tests=(tests/parity/test_full.py tests/spark/faults)
         then=("$bin/python" -m tests.spark.faults.random_kills --strikes 10 --seed "$day") ;;
 esac
+# Struck jobs ask faulty endpoints every second week.
+[ "$slice" != 6 ] || [ $((day / 7 % 2)) = 0 ] || then+=(--endpoint)
 # Of test_full's thirteen kinds two a night, and all of them in four weeks.
 [ "$slice" -lt 5 ] || share=$(((day / 7 * 2 + slice - 5) % 7))
 export PIPEMAX_NIGHT=$day PIPEMAX_KINDS=$share

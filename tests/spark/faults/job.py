@@ -19,7 +19,7 @@ from tests.spark.faults.cluster import (
     environment,
     wait_patiently,
 )
-from tests.spark.faults.table import MAX_TOKENS, Table
+from tests.spark.faults.table import MAX_TOKENS, ROW_PROMPT, Table
 from tests.spark.processes import SMALL_JVM, SMALL_SPARK
 
 _END_S = 900.0
@@ -59,7 +59,14 @@ class Job:
                 [
                     *(sys.executable, REPOSITORY / "jobs" / "annotate.py"),
                     *("--input", table.input, "--output", table.output),
-                    *("--template", "Say {text}", "--id-columns", "id", "--max-tokens", str(MAX_TOKENS)),
+                    *(
+                        "--template",
+                        f"{ROW_PROMPT}{{text}}",
+                        "--id-columns",
+                        "id",
+                        "--max-tokens",
+                        str(MAX_TOKENS),
+                    ),
                     *("--engine", table.engine, "--engine-python", table.engine_python),
                     *("--commit-every", "5s", "--work-dir", work_dir, "--log-dir", self.logs),
                 ],

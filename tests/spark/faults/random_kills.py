@@ -1,8 +1,9 @@
 """``make faults``: strikes jobs on two tables at random, and counts what became of the rows.
 
-python -m tests.spark.faults.random_kills [--strikes 20] [--seed N] [--report FILE]: exit status 1 if a row was lost,
-doubled, changed or condemned, if a foreign file was touched, or if a job ended in another way than it should. A job
-whose driver was killed, or that ended by itself, is started again by the same command.
+python -m tests.spark.faults.random_kills [--strikes 20] [--seed N] [--report FILE] [--endpoint]: exit status 1 if a row
+was lost, doubled, changed or condemned, if a foreign file was touched, or if a job ended in another way than it should.
+A job whose driver was killed, or that ended by itself, is started again by the same command. With ``--endpoint`` the
+engines send their rows to servers that also break transfers, refuse requests and are slow.
 """
 
 import argparse
@@ -11,14 +12,18 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 
+from tests.endpoints.faulty_server import MANY_FAULTS, NO_FAULT, FaultyServer
+from tests.endpoints.openai_server import serving
 from tests.spark.faults.cluster import Cluster
 from tests.spark.faults.foreign import ForeignFolders
-from tests.spark.faults.report import Outcome, report
-from tests.spark.faults.table import Table
-from tests.spark.faults.table_strikes import KINDS, TableStrikes
+from tests.spark.faults.report import Outcome, Served, report
+from tests.spark.faults.table import ROW_PROMPT, Table
+from tests.spark.faults.table_strikes import KINDS, WITH_WORKER, TableStrikes
 
 _TABLES = ("first-table", "second-table")
 _WORK_DIRS = ("work", "other-work")
@@ -27,25 +32,38 @@ _APPLICATIONS = 2 * len(_TABLES)
 ROWS = 30_000
 """For each table: with two engines, 20 minutes while it is held."""
 _HELD_ROW_S = 0.08
+ENDPOINT_ROWS, _HELD_ENDPOINT_ROW_S = 12_000, 0.1
+"""For each table: all engines together do ten rows a second while it is held."""
 
 
-def deal(strikes: int, rng: random.Random) -> list[list[str]]:
+def deal(strikes: int, rng: random.Random, among: Sequence[str] = KINDS) -> list[list[str]]:
     """Return the kinds of the strikes for each table: each kind as often as any other, by one at most."""
     kinds: list[str] = []
     while len(kinds) < strikes:
-        kinds += rng.sample(KINDS, len(KINDS))
+        kinds += rng.sample(among, len(among))
     return [kinds[:strikes][number :: len(_TABLES)] for number in range(len(_TABLES))]
 
 
-def strike(directory: Path, strikes: int, seed: int) -> Outcome:
-    """Strike both tables at once, each on a thread of its own, and look at their outputs."""
+def strike(
+    directory: Path, strikes: int, seed: int, endpoints: Sequence[FaultyServer | None] = (None, None)
+) -> Outcome:
+    """Strike both tables at once, each on a thread of its own, and look at their outputs.
+
+    ``endpoints``: for each table the server that its engines ask, or None for the fake engine.
+    """
     rng = random.Random(seed)
     work, other_work = (directory / name for name in _WORK_DIRS)
     foreign = ForeignFolders()
     for work_dir in (work, other_work):
         foreign.add(work_dir / "archive", has_marker=False)
         foreign.add(work_dir / "pipemax" / "another-program", has_marker=True)
-    tables = [Table(directory / name, rows=ROWS, held_row_s=_HELD_ROW_S) for name in _TABLES]
+    tables = [
+        Table(directory / name, rows=ROWS, held_row_s=_HELD_ROW_S)
+        if endpoint is None
+        else Table(directory / name, rows=ENDPOINT_ROWS, held_row_s=_HELD_ENDPOINT_ROW_S, endpoint=endpoint)
+        for name, endpoint in zip(_TABLES, endpoints, strict=True)
+    ]
+    kinds_there_are = KINDS if endpoints[0] is None else [kind for kind in KINDS if kind != WITH_WORKER]
     with Cluster(directory, applications=_APPLICATIONS) as cluster:
         stories = [
             TableStrikes(
@@ -56,7 +74,7 @@ def strike(directory: Path, strikes: int, seed: int) -> Outcome:
                 foreign=foreign,
                 rng=random.Random(rng.random()),
             )
-            for table, kinds in zip(tables, deal(strikes, rng), strict=True)
+            for table, kinds in zip(tables, deal(strikes, rng, kinds_there_are), strict=True)
         ]
         with ThreadPoolExecutor(len(stories)) as pool:
             futures = [pool.submit(story.run) for story in stories]
@@ -72,6 +90,18 @@ def strike(directory: Path, strikes: int, seed: int) -> Outcome:
         damage={table.name: table.damage() for table in tables},
         num_foreign_files=foreign.num_files,
         touched_files=[str(path.relative_to(directory)) for path in foreign.touched()],
+        served={table.name: served(table.endpoint) for table in tables if table.endpoint is not None},
+    )
+
+
+def served(server: FaultyServer) -> Served:
+    """Return what a table's endpoint was asked for its rows."""
+    answered = [number for prompt, number in server.answered.items() if prompt.startswith(ROW_PROMPT)]
+    return Served(
+        requests=server.had.total(),
+        faults={kind: number for kind, number in server.had.items() if kind != NO_FAULT},
+        answers=sum(answered),
+        answered_again=sum(answered) - len(answered),
     )
 
 
@@ -80,12 +110,21 @@ def main() -> None:
     parser.add_argument("--strikes", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--endpoint", action="store_true")
     options = parser.parse_args()
     started_s, load = time.monotonic(), os.getloadavg()[0]
     directory = Path(tempfile.mkdtemp(prefix="pipemax-faults-"))
     print(f"seed {options.seed}; logs in {directory}", flush=True)
-    outcome = strike(directory, options.strikes, options.seed)
-    text = report(outcome, seed=options.seed, rows=ROWS, seconds=time.monotonic() - started_s, load=load)
+    with ExitStack() as stack:
+        endpoints = [
+            stack.enter_context(serving(FaultyServer(faults=MANY_FAULTS, seed=number)))
+            if options.endpoint
+            else None
+            for number, _ in enumerate(_TABLES)
+        ]
+        outcome = strike(directory, options.strikes, options.seed, endpoints)
+    rows = ENDPOINT_ROWS if options.endpoint else ROWS
+    text = report(outcome, seed=options.seed, rows=rows, seconds=time.monotonic() - started_s, load=load)
     print(text)
     if options.report is not None:
         options.report.write_text(text)

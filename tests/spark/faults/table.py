@@ -6,6 +6,7 @@ What is committed is read from Delta's log and its files, without Spark.
 import contextlib
 import json
 import os
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests.endpoints.faulty_server import FaultyServer
+from tests.endpoints.openai_server import echo
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark.delta_log import actions, committed_files
 
 MAX_TOKENS = 16
+ROW_PROMPT = "Say "
+"""How the prompts of rows begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,27 +55,35 @@ class Table:
     """An input and an output, and an engine for the jobs between them.
 
     While the table is held, each engine finishes one row every ``held_row_s``. So a job lasts until it was disturbed
-    enough.
+    enough. With ``endpoint``, the engines ask this server, which is held in their place.
     """
 
-    def __init__(self, directory: Path, *, rows: int, held_row_s: float = 0.05) -> None:
+    def __init__(
+        self, directory: Path, *, rows: int, held_row_s: float = 0.05, endpoint: FaultyServer | None = None
+    ) -> None:
         directory.mkdir(exist_ok=True)
+        self.endpoint = endpoint
         self.directory = directory
         self.input = directory / "in.parquet"
         self.output = directory / "out"
         self.engine = directory / "engine.yaml"
         self._texts: dict[int, str] = {}
         self._hold = directory / "hold"
-        engine = fake_config(
-            load_s=1.0,
-            held_by=str(self._hold),
-            held_row_s=held_row_s,
-            child_process=True,
-            child_ends_after_s=0.5,
-        )
+        if endpoint is None:
+            engine = fake_config(
+                load_s=1.0,
+                held_by=str(self._hold),
+                held_row_s=held_row_s,
+                child_process=True,
+                child_ends_after_s=0.5,
+            )
+            # Small windows: what a death costs, and the search for a row that kills, end soon.
+            self.engine_python = write_engine_python(directory / "python", "--chunk-rows=8", "--max-rows=32")
+        else:
+            endpoint.held_by, endpoint.held_row_s = self._hold, held_row_s
+            engine = endpoint.config()
+            self.engine_python = sys.executable
         self.engine.write_text(yaml.safe_dump(engine))
-        # Small windows: what a death costs, and the search for a row that kills, end soon.
-        self.engine_python = write_engine_python(directory / "python", "--chunk-rows=8", "--max-rows=32")
         self.append([f"word {row}" for row in range(rows)])
         self.hold()
 
@@ -116,9 +129,14 @@ class Table:
         return Damage(
             lost=len(self._texts.keys() - times.keys()),
             doubled=sum(times.values()) - len(times),
-            changed=sum(row.text != expected_text(f"Say {self._texts[row.id]}", MAX_TOKENS) for row in good),
+            changed=sum(
+                row.text != self._expected_text(f"{ROW_PROMPT}{self._texts[row.id]}") for row in good
+            ),
             condemned=frozenset(row.id for row in rows if row.error is not None),
         )
+
+    def _expected_text(self, prompt: str) -> str:
+        return expected_text(prompt, MAX_TOKENS) if self.endpoint is None else echo(prompt)
 
     def change_metadata(self) -> None:
         """Commit a table property, as another writer would."""

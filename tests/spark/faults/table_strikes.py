@@ -23,6 +23,8 @@ OVERTAKE_PAUSED = "second job with another work directory, driver of the first s
 INTRUDE = "second job with the same work directory"
 _SECOND_JOBS = (OVERTAKE, OVERTAKE_PAUSED, INTRUDE)
 KINDS = (*STRIKES, DRIVER, *_SECOND_JOBS)
+WITH_WORKER = "worker process of the engine killed"
+"""The kind that an engine over an endpoint cannot have: it has no process but its server."""
 
 LONGEST_PAUSE_S = 4.0
 SHARE_OF_PAIRS = 0.25
