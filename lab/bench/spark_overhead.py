@@ -134,9 +134,12 @@ def run_bare(engine: OfflineEngine, table: Path, output: Path, limit: int | None
     )
 
 
-def run_spark(load: Load, frame: Any, output: Path, seeds: Iterator[int]) -> Run:
+def run_spark(
+    load: Load, frame: Any, output: Path, seeds: Iterator[int], engine_python: str | None = None
+) -> Run:
     begin_s = time.perf_counter()
-    annotated(load, frame, seed=next(seeds)).write.format("delta").mode("overwrite").save(str(output))
+    answers = annotated(load, frame, seed=next(seeds), engine_python=engine_python)
+    answers.write.format("delta").mode("overwrite").save(str(output))
     seconds = time.perf_counter() - begin_s
     written = frame.sparkSession.read.format("delta").load(str(output))
     rows = written.select("annotation.text", "annotation.completion_tokens").collect()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.peers.engines import _flags
+from lab.bench.peers.engines import flags
 from lab.bench.peers.load import REPOSITORY, Load, write_model, write_table
 from lab.bench.peers.recorder import Recorder
 from lab.bench.peers.results import Result, add_result, markdown, read_results
@@ -77,7 +77,7 @@ def test_both_spellings_of_the_engine_name_the_same_limits(tmp_path: Path) -> No
     same = {name for name in vllm.keys() & pipemax.keys() if vllm[name] == pipemax[name]}
     assert same == vllm.keys() - {"kv_cache_memory_bytes", "enforce_eager"}
     assert vllm["kv_cache_memory_bytes"] == pipemax["cpu_kv_gib"] * (1 << 30)
-    assert _flags({"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False}) == [
+    assert flags({"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False}) == [
         *("--max-model-len", "512"),
         "--enforce-eager",
         "--no-enable-prefix-caching",

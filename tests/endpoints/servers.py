@@ -96,7 +96,7 @@ def _running(
             stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**environment, **os.environ},
             process_group=0,
         )
     try:

@@ -77,7 +77,7 @@ def vllm_run_batch(load: Load, recorder: Recorder) -> None:
 
     inputs, outputs = Path(load.directory) / "batch-in.jsonl", Path(load.directory) / "batch-out.jsonl"
     parser = make_arg_parser(FlexibleArgumentParser())
-    arguments = parser.parse_args(["-i", str(inputs), "-o", str(outputs), *_flags(load.vllm_arguments())])
+    arguments = parser.parse_args(["-i", str(inputs), "-o", str(outputs), *flags(load.vllm_arguments())])
 
     async def run(client: Any, limit: int | None = None) -> None:
         inputs.write_text("".join(json.dumps(_batch_line(load, row)) + "\n" for row in load.prompts(limit)))
@@ -96,7 +96,8 @@ def vllm_run_batch(load: Load, recorder: Recorder) -> None:
     asyncio.run(measure())
 
 
-def _flags(arguments: dict[str, Any]) -> list[str]:
+def flags(arguments: dict[str, Any]) -> list[str]:
+    """Return arguments of vLLM's ``LLM`` as options of its commands."""
     flags: list[str] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")

@@ -18,7 +18,9 @@ from lab.bench.peers.load import LOGS, WARM_UP_ROWS, Load
 from lab.bench.peers.recorder import Recorder, tokens_by_id
 
 
-def annotated(load: Load, frame: Any, *, seed: int, log_dir: str | None = None) -> Any:
+def annotated(
+    load: Load, frame: Any, *, seed: int, log_dir: str | None = None, engine_python: str | None = None
+) -> Any:
     """Return the load's rows annotated by ``annotate()``.
 
     A seed changes nothing about greedy answers, but requests with another seed are others: give each run its own, or
@@ -32,6 +34,7 @@ def annotated(load: Load, frame: Any, *, seed: int, log_dir: str | None = None) 
         overrides_column="overrides",
         engine=load.pipemax_engine(),
         log_dir=log_dir,
+        engine_python=engine_python,
     )
 
 
