@@ -122,7 +122,7 @@ async def _of_address(
         )
     for sampling in asked:
         if (fault := unknown_setting(sampling, config, server)) is not None:
-            raise ValueError(f"{fault}. {_reasons(one)}".rstrip(". "))
+            raise ValueError(f"{fault}{_reasons(one)}")
         await _check_settings(one, config, sampling, server)
     if has_images and not await one.takes_images(server):
         raise ValueError(
@@ -133,7 +133,9 @@ async def _of_address(
 
 
 def _reasons(one: AddressProbe) -> str:
-    return "; ".join(f"endpoint {one.name}, {what}: {reason}" for what, reason in one.reasons.items())
+    """Return a sentence that says what came of what was tried."""
+    tried = "; ".join(f"{what}, {reason}" for what, reason in one.reasons.items())
+    return f". At {one.name} was tried: {tried}" if tried else ""
 
 
 def with_facts(server: ServerFacts, **values: str) -> ServerFacts:

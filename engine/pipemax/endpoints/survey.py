@@ -86,9 +86,11 @@ async def _survey_text(one: AddressProbe, config: EndpointConfig, server: Server
 
 def _served_text(config: EndpointConfig, server: ServerFacts, version: str | None) -> str:
     known = [f"{name} {value}" for model in server.models for name, value in model.items() if name != "id"]
-    listed = ", ".join(known) if server.models else "not in its list of models"
+    listed = f" ({', '.join(known)})" if known else ""
+    if not server.models:
+        listed = " (not in its list of models)"
     software = {"vllm": "vLLM", "llama.cpp": "llama.cpp", "other": "an OpenAI-compatible server"}[server.kind]
-    return f"{config.model} ({listed}), {software}{f' {version}' if version else ''}"
+    return f"{config.model}{listed}, {software}{f' {version}' if version else ''}"
 
 
 def _took(one: AddressProbe) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
+from pipemax.wire import GenerationSpec
+from pipemax_spark.engines.config import engine_options
 from pipemax_spark.spark.slots import (
     Slots,
     annotating_profile,
@@ -115,3 +117,24 @@ def test_all_calls_of_a_session_share_one_profile() -> None:
 def test_a_session_over_spark_connect_has_no_profile() -> None:
     connect: Any = SimpleNamespace(conf={"spark.master": "spark://head:7077", "spark.executor.cores": "192"})
     assert annotating_profile(connect) is None
+
+
+@pytest.mark.parametrize(
+    ("executor_cores", "told", "executors"), [([4, 4, 4], {}, 3), ([8], {}, 1), ([4, 4], {"executors": 5}, 5)]
+)
+def test_the_limits_of_an_endpoint_are_divided_over_the_executors(
+    executor_cores: list[int], told: dict[str, int], executors: int
+) -> None:
+    engine = {"endpoint": "https://host/v1", "model": "m", **told}
+    options = engine_options(
+        session(executor_cores), engine, GenerationSpec(), engine_python=None, log_dir=None
+    )
+    assert options.engine["executors"] == executors
+    assert options.gpu_discovery_script is None
+
+
+def test_an_engine_of_the_executors_own_gets_no_number_of_executors() -> None:
+    options = engine_options(
+        session([4, 4]), {"model": "m"}, GenerationSpec(), engine_python=None, log_dir=None
+    )
+    assert options.engine == {"model": "m"}
