@@ -32,8 +32,8 @@ _APPLICATIONS = 2 * len(_TABLES)
 ROWS = 30_000
 """For each table: with two engines, 20 minutes while it is held."""
 _HELD_ROW_S = 0.08
-ENDPOINT_ROWS, _HELD_ENDPOINT_ROW_S = 12_000, 0.1
-"""For each table: all engines together do ten rows a second while it is held."""
+_HELD_ENDPOINT_ROW_S = 0.03
+"""All engines of a table share its endpoint."""
 
 
 def deal(strikes: int, rng: random.Random, among: Sequence[str] = KINDS) -> list[list[str]]:
@@ -57,10 +57,9 @@ def strike(
     for work_dir in (work, other_work):
         foreign.add(work_dir / "archive", has_marker=False)
         foreign.add(work_dir / "pipemax" / "another-program", has_marker=True)
+    held_row_s = _HELD_ROW_S if endpoints[0] is None else _HELD_ENDPOINT_ROW_S
     tables = [
-        Table(directory / name, rows=ROWS, held_row_s=_HELD_ROW_S)
-        if endpoint is None
-        else Table(directory / name, rows=ENDPOINT_ROWS, held_row_s=_HELD_ENDPOINT_ROW_S, endpoint=endpoint)
+        Table(directory / name, rows=ROWS, held_row_s=held_row_s, endpoint=endpoint)
         for name, endpoint in zip(_TABLES, endpoints, strict=True)
     ]
     kinds_there_are = KINDS if endpoints[0] is None else [kind for kind in KINDS if kind != WITH_WORKER]
@@ -123,8 +122,7 @@ def main() -> None:
             for number, _ in enumerate(_TABLES)
         ]
         outcome = strike(directory, options.strikes, options.seed, endpoints)
-    rows = ENDPOINT_ROWS if options.endpoint else ROWS
-    text = report(outcome, seed=options.seed, rows=rows, seconds=time.monotonic() - started_s, load=load)
+    text = report(outcome, seed=options.seed, rows=ROWS, seconds=time.monotonic() - started_s, load=load)
     print(text)
     if options.report is not None:
         options.report.write_text(text)
