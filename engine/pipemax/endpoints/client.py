@@ -5,6 +5,7 @@ addresses, and whatever a server says is rid of keys before anyone sees it.
 """
 
 import json
+import math
 import socket
 import ssl
 import time
@@ -236,7 +237,8 @@ def retry_after_s(header: str | None, *, now: datetime | None = None) -> float |
     if header is None:
         return None
     try:
-        return max(0.0, float(header))
+        seconds = float(header)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
