@@ -9,21 +9,22 @@ from lab.bench.overhead_turns import Run
 from lab.bench.peers.load import Load
 
 
-def run(*, seconds: float = 10.0, computed: int = 100, text: str = "a") -> Run:
-    return Run(seconds=seconds, tokens=100, texts=Counter({text: 3}), computed_tokens=computed)
+def run(*, seconds: float = 10.0, computed: int = 100, other_answers: int = 0) -> Run:
+    texts = Counter({"a": 100 - other_answers, "b": other_answers})
+    return Run(seconds=seconds, tokens=100, texts=texts, computed_tokens=computed)
 
 
 def test_a_round_of_computed_and_equal_answers_counts() -> None:
-    done = Round(itself=run(), endpoint=run(seconds=12.5))
+    done = Round(itself=run(), endpoint=run(seconds=12.5, other_answers=2))
     check_round(done, 100)
-    assert done.ratio == 0.8
+    assert (done.ratio, done.different) == (0.8, 2)
 
 
 @pytest.mark.parametrize(
     ("endpoint", "reason"),
     [
         (run(computed=0), "the endpoint computed 0 output tokens"),
-        (run(text="b"), "3 answers of the endpoint are not those"),
+        (run(other_answers=3), "3 answers of the endpoint are not those"),
         (run(seconds=5.0), "2.00 times as fast as the engine itself"),
     ],
 )
