@@ -75,6 +75,7 @@ def check_job(call: JobCall) -> Checked:
     if not options.incremental:
         options.check_row_count(rows_in, source=f"input {source.name!r}{condition}")
     counts_tokens = options.dry_run or options.max_tokens_total is not None
+    counts_tokens |= options.max_cost is not None and options.prices.has_tokens
     engine_options, reply = check_engine(call, source.rows, rows_in, samples=counts_tokens)
     spec = AnnotationSpec.of(
         reply,
