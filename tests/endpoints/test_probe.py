@@ -227,6 +227,11 @@ def test_embeddings_are_asked_for_once_and_missing_ones_are_said() -> None:
     assert "--runner pooling" in error
 
 
+def test_a_served_model_that_does_not_generate_is_told_to_need_its_task() -> None:
+    with openai_server(can=frozenset({"embeddings"})) as server:
+        assert "if that embeds, classifies or scores, name the task" in check(server).error
+
+
 def test_dimensions_that_the_server_ignores_are_refused() -> None:
     def ignores(path: str, body: dict[str, Any]) -> None:
         body.pop("dimensions", None)

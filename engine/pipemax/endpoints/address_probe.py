@@ -79,7 +79,15 @@ class AddressProbe:
 
     async def max_tokens_name(self, server: ServerFacts) -> str:
         """Ask for one short answer. ``UnusableError`` if there is none."""
-        reply = await self.reply(_neutral(max_tokens=_FEW_TOKENS), server)
+        try:
+            reply = await self.reply(_neutral(max_tokens=_FEW_TOKENS), server)
+        except UnusableError as error:
+            if not server.models or ": 404" not in str(error):
+                raise
+            raise UnusableError(
+                f"{error}. It lists the model: if that embeds, classifies or scores, name the task (--task, or task in "
+                "the engine config)"
+            ) from None
         if isinstance(reply, Refused) and "max_completion_tokens" in reply.text:
             server = server.model_copy(update={"max_tokens_name": "max_completion_tokens"})
             reply = await self.reply(_neutral(max_tokens=_FEW_TOKENS), server)
