@@ -209,8 +209,8 @@ async def _check_settings(
         values = generation_body(ask, config, server).values
         shown = {name: value for name, value in values.items() if name not in ("model", "messages", "prompt")}
         raise ValueError(
-            f"endpoint {one.name} refuses the job's settings: {reply.text.rstrip('.')}. They are {json.dumps(shown)[:_SHOWN]}; "
-            "change what it names, or leave it out"
+            f"endpoint {one.name} refuses the job's settings: {reply.text.rstrip('.')}. They are "
+            f"{json.dumps(shown)[:_SHOWN]}; change what it names, or leave it out"
         )
     if (fault := _unfollowed(sampling, reply)) is not None:
         raise ValueError(
