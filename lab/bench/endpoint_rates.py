@@ -5,11 +5,11 @@
 
 The prompts, their output lengths and vLLM's settings are those of ``lab.bench.peers``. Both sides are ``annotate()``
 over two slots to a Delta table, so that they differ only in where the rows go: to vLLM in the engine server, or by HTTP
-to vLLM's own server on the loopback. All servers are started first, and stay; a run of each
-side, which is not counted, has the endpoint's engine find how many requests to have open. A round is a run of each
-side, after a run of a few rows of its own kind, which is not counted; the endpoint begins every other round. ``ratio``
-is the median of the rounds' ratios of rows/s. A round ends the command if its rows were not all computed, by the
-engines' own counts, if answers differ, or if its ratio cannot be.
+to vLLM's own server on the loopback. All servers are started first, and stay. A run of each side is not counted: in it
+the endpoint's engine finds how many requests to have open. A round is then a run of each side, after one of a few rows
+that is not counted either; the endpoint begins every other round. ``ratio`` is the median of the rounds' ratios of
+rows/s. A round ends the command if its rows were not all computed, by the engines' own counts, if more than two answers
+of a hundred differ, or if its ratio cannot be.
 
 On a GPU node the model does not compute on the cores that Spark and HTTP run on. On a CPU it does: both sides' compute
 threads have ``--engine-cores`` cores, one by default, and everything else has what is left; with 0 all compete for all
