@@ -63,7 +63,7 @@ def test_a_job_ends_before_its_tokens_cost_more_and_the_next_run_does_the_rest(j
 
 
 def test_rows_that_take_the_answer_of_an_equal_one_are_not_billed(job: Jobs) -> None:
-    job.write_input([(number, f"word {number % 10}") for number in range(ROWS)])
+    job.write_input([(number, f"another word {number % 10}") for number in range(ROWS)])
     summary = job.run()
     assert (summary.rows_out, summary.rows_reused) == (ROWS, ROWS - 10)
     assert (summary.endpoint_requests, summary.endpoint_retries) == (10, 0)
