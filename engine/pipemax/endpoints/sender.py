@@ -47,6 +47,8 @@ class _Request:
     ended: Callable[[Any], None]
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     tries: int = 0
+    faults: int = 0
+    """Tries that broke."""
     breaks: int = 0
     """Tries that broke while the address answered others."""
     avoid: set[int] = field(default_factory=set)
@@ -214,6 +216,7 @@ class Sender:
                 self._queue_again(request)
             case Broken(reason=reason, is_timeout=is_timeout):
                 self._last_fault = reason
+                request.faults += 1
                 share.broken(
                     address, reason=reason, tokens_estimated=tokens, is_timeout=is_timeout, began_s=began_s
                 )
@@ -251,6 +254,8 @@ class Sender:
                 self._spend(_CONTROL, spent_of(outcome.values))
             if is_alive := isinstance(outcome, Answered | RowRefused):
                 self._share.lives(address)
+            elif isinstance(outcome, Busy):
+                self._share.is_reached(address)
             return is_alive
         finally:
             del self._controls[address]
@@ -268,7 +273,7 @@ class Sender:
 
     def _queue_later(self, request: _Request) -> None:
         async def wait() -> None:
-            await asyncio.sleep(_pause_s(request.tries))
+            await asyncio.sleep(_pause_s(request.faults))
             self._queue_again(request)
             self.pump()
 
@@ -287,7 +292,7 @@ def _part(limit: float | None, executors: int) -> float | None:
     return None if limit is None else limit / executors
 
 
-def _pause_s(tries: int) -> float:
+def _pause_s(faults: int) -> float:
     """Return how long a request waits before its next try: exponential, with jitter over the upper half."""
-    longest_s: float = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries - 1, 16))
+    longest_s: float = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(faults - 1, 16))
     return longest_s * (0.5 + 0.5 * random.random())

@@ -195,6 +195,10 @@ class Share:
         state.answered_at_s = now_s
         self._live(now_s, state)
 
+    def is_reached(self, address: int) -> None:
+        """Count a refusal, because it is busy, of a request that was no row's: no reason to leave the address out."""
+        self._addresses[address].live(self._clock())
+
     def answered_others_since(self, address: int, since_s: float) -> bool:
         """Return whether the address has given a good answer after ``since_s`` on the clock."""
         return self._addresses[address].answered_at_s > since_s
