@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pipemax_spark.cascade.coins import coin, coin_sql, tie_break, tie_break_sql
 from pipemax_spark.errors import JobError
 from pipemax_spark.job.outcomes import written
 from pipemax_spark.job.settings import job_settings
@@ -136,6 +137,18 @@ PARTITION_VALUES = {
     "CAST('-0.0' AS DOUBLE)": None,
     "CAST('NaN' AS FLOAT)": None,
 }
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_a_row_s_coin_in_sql_is_the_one_in_python_to_the_last_bit(spark: Any, ansi: str) -> None:
+    seed = "0123456789abcdef" * 2
+    rows = [(f"row {place % 500} ü", place // 500 + 1) for place in range(2_000)]
+    columns = (coin_sql(seed, "name", "number"), tie_break_sql(seed, "name"), "name", "number")
+    with set_to(spark, {"spark.sql.ansi.enabled": ansi, "spark.sql.parser.escapedStringLiterals": ansi}):
+        thrown = spark.createDataFrame(rows, "name string, number int").selectExpr(*columns).collect()
+    assert [tuple(row) for row in thrown] == [
+        (coin(seed, name, number), tie_break(seed, name), name, number) for name, number in rows
+    ]
 
 
 def test_a_delta_table_s_partitions_keep_all_values_but_these(spark: Any) -> None:

@@ -23,6 +23,7 @@ NEWCOMERS = {
     "engine/pipemax/transfer/newcomer.py": "from pipemax.control.controller import Controller\n",
     "engine/pipemax/node/process.py": "import pydantic\n",
     "pipemax_spark/newcomer.py": "import torch\nimport transformers\nfrom pipemax.config import EngineConfig\n",
+    "pipemax_spark/cascade/newcomer.py": "import numpy\n",
     "pipemax_spark/storage/newcomer.py": "from pipemax_spark.rows.left import rows_left\n",
     "engine/pipemax/policy/newcomer.py": "def late():\n    from lab.bench.windows import main\n",
 }
@@ -54,6 +55,7 @@ BROKEN = [
     ("The wire", "pipemax.node.process -> pydantic"),
     ("Spark's side sees", "pipemax_spark.newcomer -> pipemax.config"),
     ("Spark's side sees", "pipemax_spark.newcomer -> transformers"),
+    ("The cascade's decisions know", "pipemax_spark.cascade.newcomer -> numpy"),
     ("The engine knows nothing", "pipemax.newcomer -> pyspark"),
     ("The product knows nothing of the laboratory", "pipemax.policy.newcomer -> lab"),
     ("Nothing is unpickled", "pipemax.newcomer -> pickle"),

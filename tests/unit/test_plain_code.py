@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMED_PLAINLY = (
-    *("pipemax_spark/engines", "pipemax_spark/functions", "pipemax_spark/job", "pipemax_spark/report"),
-    *("pipemax_spark/rows", "pipemax_spark/spark", "pipemax_spark/storage"),
+    *("pipemax_spark/cascade", "pipemax_spark/engines", "pipemax_spark/functions", "pipemax_spark/job"),
+    *("pipemax_spark/report", "pipemax_spark/rows", "pipemax_spark/spark", "pipemax_spark/storage"),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pipemax_spark").glob("*.py")),
 )
 """Rooms, and modules of the hall."""
