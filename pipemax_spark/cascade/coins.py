@@ -8,8 +8,8 @@ is decided, and recorded before the large model is asked for anything.
 import hashlib
 import secrets
 
-_HEX_DIGITS = 12
-"""48 bits, which a double holds exactly."""
+_BITS = 48
+"""Of the hash: a double holds them exactly."""
 
 
 def new_seed() -> str:
@@ -38,9 +38,9 @@ def tie_break_sql(seed: str, request: str) -> str:
 
 
 def _uniform(text: str) -> float:
-    return int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16) / 2.0 ** (4 * _HEX_DIGITS)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _BITS // 8], "big") / 2.0**_BITS
 
 
 def _uniform_sql(text: str) -> str:
-    digits = f"substr(sha2({text}, 256), 1, {_HEX_DIGITS})"
-    return f"cast(conv({digits}, 16, 10) as double) / pow(2, {4 * _HEX_DIGITS})"
+    digits = f"substr(sha2({text}, 256), 1, {_BITS // 4})"
+    return f"cast(conv({digits}, 16, 10) as double) / pow(2, {_BITS})"
