@@ -52,7 +52,10 @@ KEEP_NONE = Cut(kept=Kept.NONE, threshold=None, labelled_above=0, differing_abov
 
 
 def key_of(score: float | None, tie: float) -> Key | None:
-    """Return a row's place in the order; None for a row without a score, which never keeps the small answer."""
+    """Return a row's place in the order; None for a row without a score, which never keeps the small answer.
+
+    In Spark's SQL, NaN is larger than every number: a filter by score has to leave it out.
+    """
     # Adding 0.0 makes one zero of -0.0 and 0.0, which are equal and would be written differently.
     return None if score is None or not math.isfinite(score) else (score + 0.0, tie)
 

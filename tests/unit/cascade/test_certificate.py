@@ -118,6 +118,11 @@ def test_the_bytes_of_a_certificate_never_change() -> None:
     )
 
 
+def test_both_zeros_are_one_score_and_one_text() -> None:
+    cuts = [cut_at([LabelledRow(zero, 0.5, differs=True)], 0) for zero in (0.0, -0.0)]
+    assert [str(cut.threshold) for cut in cuts] == ["(0.0, 0.5)"] * 2
+
+
 def test_the_sentence_has_the_counts_of_the_promise() -> None:
     rows = [LabelledRow(1.0 - place / 20_000, 0.5, place % 25 == 0) for place in range(19_309)]
     assert certify(make_draw(1_000_000, sample_share=0.019309), rows).sentence(712_331) == (

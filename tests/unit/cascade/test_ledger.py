@@ -1,6 +1,7 @@
 """The ledger of a growing table: its walks, its promise against the worst of all tables, and its bytes."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipemax_spark.cascade.beta import log_wealth
 from pipemax_spark.cascade.ledger import Ledger
 from pipemax_spark.cascade.ordered_rows import Kept
 from pipemax_spark.cascade.promise import Promise
@@ -146,6 +148,17 @@ def test_before_some_2_500_rows_nothing_is_kept_and_nothing_is_counted() -> None
     after, cut = ledger.close_batch(ledger.draw(1_000, "manifest"), labelled([True] * 50))
     assert cut.kept is Kept.NONE
     assert (after.batches, after.seen_rows, after.differing_rows, after.max_misses) == (1, 1_000, 0, 0)
+
+
+@given(st.integers(3_000, 200_000))
+def test_one_differing_row_more_would_not_be_evidence_enough(seen_rows: int) -> None:
+    ledger = make_ledger()
+    allowed, misses = ledger.allowed_differing(seen_rows), USUAL.budget(seen_rows) + 1
+    assert allowed is not None
+    last, next_one = (
+        log_wealth(count, misses, ledger.sample_share, ledger.prior_rows) for count in (allowed, allowed + 1)
+    )
+    assert next_one < math.log(20) <= last
 
 
 def test_a_bad_batch_is_paid_for_by_those_that_come_later() -> None:
