@@ -43,7 +43,11 @@ def test_chance_is_the_sum_of_exact_fractions(differing: int, misses: int, share
 
 @pytest.mark.parametrize(
     ("differing", "misses", "share"),
-    [(57_644, 30_000_001, 0.00193), (1_246_731, 3_000_000_001, 0.000416), (500_000_000, 1_000_000_000, 1 / 3)],
+    [
+        (57_644, 30_000_001, 0.00193),
+        (1_246_731, 3_000_000_001, 0.000416),
+        (500_000_000, 1_000_000_000, 1 / 3),
+    ],
 )
 def test_of_billions_of_rows_nine_digits_are_right(differing: int, misses: int, share: float) -> None:
     expected = special.betainc(misses, differing + 1, 1 - share)
