@@ -283,9 +283,9 @@ def _run(arguments: Mapping[str, Any], logs: Path) -> int:
     terminal.say("Job", f"{options.input} to {options.output}")
     with terminal.doing("starting Spark"):
         spark = session()
-    from pipemax_spark.job.annotation_job import AnnotationJob
+    from pipemax_spark.job.cascade import run_job
 
-    summary = AnnotationJob(spark, options, terminal).run()
+    summary = run_job(spark, options, terminal)
     _stop(spark)
     return exit_status(summary, options)
 

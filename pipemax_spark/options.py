@@ -28,6 +28,18 @@ _MIN_CANARY_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Certified:
+    """What a cascade has decided before the run that fills its output."""
+
+    spec: Mapping[str, Any]
+    """What the output's spec holds of it: the small model, the promise, the equality."""
+    model: str
+    """The large model, as its engine config names it."""
+    facts: Mapping[str, Any] | None = None
+    """What the summary says of it; None before there is a certificate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """The options of one job. Raise ``JobError`` for values that are wrong, as far as that is visible without Spark."""
 
@@ -72,6 +84,15 @@ class JobOptions:
     commit_every: timedelta = timedelta(minutes=15)
     reuse: str | None = None
     """An earlier output of the same spec, from which answers of equal requests are taken."""
+    cascade: Mapping[str, Any] | None = None
+    """Engine config of a small model, which answers all rows first and keeps those that ``agree`` and ``confidence``
+    allow."""
+    agree: float = 0.97
+    confidence: float = 0.95
+    agree_fields: tuple[str, ...] = ()
+    agree_tolerance: str = "0"
+    certified: Certified | None = None
+    """Set by a cascade for the run that fills its output."""
     limit: int | None = None
     expect_rows: ExpectedRows | None = None
     """How many rows the input may have, or with ``incremental`` what was appended to it."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import JobError, JobFailedError, failure_text, is_interrupt
-from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.arguments import OPTIONS, job_options, log_directory, log_handler
+from pipemax_spark.job.cascade import run_job
 from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
 from pipemax_spark.job.option_values import read_engine
 from pipemax_spark.job.trial import UNUSED
@@ -36,7 +36,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _READ_AS_TEXT = frozenset(
     {
-        *("id_columns", "select", "allow_image_urls", "commit_every"),
+        *("id_columns", "select", "allow_image_urls", "commit_every", "agree_fields"),
         *("on_error", "bad_lines", "if_running", "expect_rows", "done_by"),
     }
 )
@@ -56,6 +56,8 @@ def _describes_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 _TYPES: Mapping[str, Any] = {
     "id_columns": Sequence[str] | str,
+    "cascade": Mapping[str, Any] | str | os.PathLike[str] | None,
+    "agree_fields": Sequence[str] | str,
     "select": Sequence[str] | str,
     "allow_image_urls": Sequence[str] | str,
     "commit_every": timedelta | str,
@@ -74,7 +76,7 @@ _TYPES: Mapping[str, Any] = {
 
 @checks_arguments
 @_describes_options
-@takes_fields(JobOptions, PromptSource, GenerationSpec, **_TYPES)
+@takes_fields(JobOptions, PromptSource, GenerationSpec, without={"certified"}, **_TYPES)
 def annotate_table(
     spark: "SparkSession",
     *,
@@ -113,11 +115,12 @@ def annotate_table(
         "json_whitespace": json_whitespace,
         "unpinned_model": unpinned_model,
     }
+    options["cascade"] = _engine(options.get("cascade"), spark)
     job = _job_of(options, engines, logs)
     terminal = Terminal.standard()
     advice = "Finished chunks are committed; make the same call again to continue."
     with _logs_to(logs), _failures_told(terminal, logs, advice):
-        return AnnotationJob(spark, job, terminal).run()
+        return run_job(spark, job, terminal)
 
 
 @checks_arguments
@@ -126,7 +129,7 @@ def annotate_table(
     JobOptions,
     PromptSource,
     GenerationSpec,
-    without=(UNUSED - COMPARED) | {"template", "prompt_column", "messages_column", "log_dir"},
+    without=(UNUSED - COMPARED) | {"certified", "template", "prompt_column", "messages_column", "log_dir"},
     **_TYPES,
 )
 def compare_prompts(

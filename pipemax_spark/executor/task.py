@@ -57,17 +57,24 @@ class TaskPlan:
     """Whether an exception may hold a row's error message, which may quote its prompt or its output."""
     spool: str | None = None
     """Directory for completions that are not committed yet."""
+    answered_by: str | None = None
+    """The model that answers, where rows may have another model's answer: the annotation then says whose it is."""
 
 
-def annotation_type(generation: GenerationSpec) -> pa.StructType:
-    """Return the type of the annotation column."""
+ANSWERED_BY = (("model", pa.string()), ("score", pa.float64()))
+"""Fields of the annotation with ``TaskPlan.answered_by``: the model, and how sure the small model was."""
+
+
+def annotation_type(generation: GenerationSpec, *, names_model: bool = False) -> pa.StructType:
+    """Return the type of the annotation column; with ``names_model`` it has ``ANSWERED_BY``."""
     parser = _parser(generation)
     answer, *others = [(name, COMPLETION_SCHEMA.field(name).type) for name in annotation_fields(generation)]
     return pa.struct(
         [
             answer,
             *([] if parser is None else [("parsed", parser.arrow_type)]),
-            *others,
+            *[field for field in others if not names_model or field[0] not in dict(ANSWERED_BY)],
+            *(ANSWERED_BY if names_model else ()),
             ("error", FAULT_TYPE),
             ("spec_hash", pa.string()),
             ("run_id", pa.string()),
@@ -242,7 +249,7 @@ class Annotator:
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
         self._parser = _parser(plan.options.generation)
-        self._type = annotation_type(plan.options.generation)
+        self._type = annotation_type(plan.options.generation, names_model=plan.answered_by is not None)
         self.unreported_errors: Counter[tuple[str, str]] = Counter()
         """(code, message) → rows of the last batch that failed here: the engine server does not know of them."""
 
@@ -269,6 +276,9 @@ class Annotator:
         )
         columns["spec_hash"] = pa.repeat(pa.scalar(self._plan.spec_hash), rows)
         columns["run_id"] = pa.repeat(pa.scalar(self._plan.run_id), rows)
+        if self._plan.answered_by is not None:
+            columns["model"] = pa.repeat(pa.scalar(self._plan.answered_by), rows)
+            columns["score"] = pa.nulls(rows, pa.float64())
         fields = list(self._type)
         return pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
 

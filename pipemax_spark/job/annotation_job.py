@@ -35,7 +35,7 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import find_field
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
+from pipemax_spark.rows.annotated import holds_annotations, output_schema
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_ids
 from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
@@ -115,7 +115,7 @@ class AnnotationJob:
             self._end.counts.rows_in = checked.rows_in
         if checked.source.is_blank and not call.table.exists():
             return nothing_delivered(call)
-        is_empty = _made_output(call, checked)
+        is_empty = made_output(call, checked)
         base = work_base(options.work_dir, call.table.location())
         check_storage(base, call.spark, option="work-dir")
         with WorkDirectory(
@@ -205,13 +205,13 @@ class AnnotationJob:
         return prepared
 
 
-def _made_output(call: JobCall, checked: Checked) -> bool:
+def made_output(call: JobCall, checked: Checked) -> bool:
     """Create the table, or add what it lacks; return True if it is new or has no annotations yet.
 
     All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
     """
     table = call.table
-    schema = annotated_schema(checked.schema, ANNOTATION, call.options.generation, call.options.ask)
+    schema = output_schema(checked.schema, call.options)
     is_new = not table.exists()
     is_empty = is_new or not holds_annotations(table.read().schema)
     if is_new:

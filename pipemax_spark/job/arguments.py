@@ -217,6 +217,28 @@ OPTIONS: dict[str, Option] = {
         name: Option(_PANELS.get(name, _MODEL), setting.help, **_READ_AS.get(name, {}))
         for name, setting in SETTINGS.items()
     },
+    "cascade": Option(
+        _MODEL,
+        "YAML file with the engine config of a small model: it answers all rows, and keeps those of which at most the "
+        "share that --agree leaves would be answered otherwise by the model of --engine, which answers the others.",
+        cli_type=str,
+        read_with_session=read_engine,
+    ),
+    "agree": Option(
+        _MODEL,
+        "With --cascade: the share of answers that are to be the large model's.",
+        typer={"show_default": True},
+    ),
+    "confidence": Option(_MODEL, "With --cascade: how sure that is to be."),
+    "agree_fields": Option(
+        _MODEL,
+        "With --cascade and a schema: the properties that are compared, comma-separated; default: all.",
+        cli_type=str,
+        read=read_names,
+    ),
+    "agree_tolerance": Option(
+        _MODEL, "With --cascade and a schema: how far numbers that agree may be apart."
+    ),
     "reuse": Option(
         _ROWS,
         "Earlier output of the same spec, Delta or Iceberg: rows with the request of one of its good rows take that "
@@ -346,7 +368,11 @@ OPTIONS: dict[str, Option] = {
     "log_dir": Option(
         _RUN, "Directory for logs; default: PIPEMAX_LOG_DIR, or logs next to the output.", cli_type=Path
     ),
-    "dry_run": Option(_RUN, "Check everything and count rows and tokens, but start no engine."),
+    "dry_run": Option(
+        _RUN,
+        "Check everything and count rows and tokens, but start no engine; with --cascade, have both models answer 300 "
+        "rows for a forecast.",
+    ),
 }
 """Options by name, in the order of ``--help``."""
 
@@ -363,6 +389,8 @@ def job_options(values: Mapping[str, Any], *, log_dir: Path) -> JobOptions:
         json_whitespace=rest.pop("json_whitespace", None),
         unpinned_model=rest.pop("unpinned_model", None),
     )
+    if (small := rest.pop("cascade", None)) is not None:
+        rest["cascade"] = engine_config(small, None)
     rest.setdefault("notify", default_url())
 
     def taken(kind: type) -> dict[str, Any]:

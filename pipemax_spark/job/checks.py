@@ -19,7 +19,7 @@ from pipemax_spark.report.summary import counted
 from pipemax_spark.request.generation import with_image_settings
 from pipemax_spark.request.prompts import find_field, resolve_column, resolve_names, template_names
 from pipemax_spark.request.spec import AnnotationSpec
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
+from pipemax_spark.rows.annotated import ANNOTATION, holds_annotations, output_schema
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.id_columns import check_columns, check_id_type, check_ids
 from pipemax_spark.rows.order_by import check_order
@@ -83,6 +83,7 @@ def check_job(call: JobCall) -> Checked:
         generation=options.generation,
         questions=options.ask,
         time_zone=options.request_columns.time_zone(source.rows),
+        cascade=None if options.certified is None else options.certified.spec,
     )
     _check_spec(spec, call.table, allows_new=options.new_spec)
     plan = TaskPlan(
@@ -93,6 +94,7 @@ def check_job(call: JobCall) -> Checked:
         questions=options.ask,
         on_error=options.on_error,
         quotes_rows=not options.no_sample,
+        answered_by=None if options.certified is None else options.certified.model,
     )
     checked = Checked(
         source=source,
@@ -248,7 +250,7 @@ def _check_columns(source: Source, options: JobOptions) -> "tuple[StructType, tu
     columns = options.request_columns
     check_types_kept(source.rows.schema)
     schema = columns.output_schema(source.rows.schema)
-    annotated_schema(schema, ANNOTATION, options.generation, options.ask)
+    output_schema(schema, options)
     columns.add(source.rows)
     if options.batch_output is not None:
         for name in (BATCH_ID, "url"):

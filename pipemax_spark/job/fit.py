@@ -16,7 +16,7 @@ from pipemax_spark.job.job import JobCall
 from pipemax_spark.options import JobOptions
 from pipemax_spark.request.kept_by_json import types_in
 from pipemax_spark.request.prompts import find_field
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.annotated import ANNOTATION, output_schema
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.output_table import OutputTable
 
@@ -50,7 +50,7 @@ def check_columns_fit(call: JobCall, input_schema: "StructType", id_columns: Seq
     table, options = call.table, call.options
     known, answers = (
         table.read().schema,
-        annotated_schema(input_schema, ANNOTATION, options.generation, options.ask),
+        output_schema(input_schema, options),
     )
     for column in (ANNOTATION, *(question.name for question in options.ask)):
         held = find_field(column, known)

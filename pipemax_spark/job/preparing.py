@@ -18,7 +18,7 @@ from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutc
 from pipemax_spark.job.recovery import SpoolRecovery
 from pipemax_spark.job.resuming import resuming_of
 from pipemax_spark.job.reuse import Reuse, Reused
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema
+from pipemax_spark.rows.annotated import output_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
 from pipemax_spark.rows.order_by import first_rows, order_of
@@ -189,7 +189,7 @@ class Preparing:
     def _claimed(self) -> Claim:
         if self._claim is None:
             options = self._job.options
-            schema = annotated_schema(self._job.checked.schema, ANNOTATION, options.generation, options.ask)
+            schema = output_schema(self._job.checked.schema, options)
             self._claim = Claim.take(self._job.table, self._job.run_id, schema=schema)
             # Between this run's creation of the table and its claim, another run may have filled the table.
             self._is_empty = self._is_empty and self._remaining.held().isEmpty()
@@ -251,11 +251,11 @@ class Preparing:
         reused, rows, known = self._reuse.commit(left.rows, claim, outcomes, chunk=chunk, path=path)
         self.reused += reused
         self._is_empty = self._is_empty and reused.rows == 0
-        self._job.terminal.say(
-            "Reuse",
-            f"{reused.rows:,} rows took answers of {self._job.options.reuse} ({reused.tokens:,} tokens); {known:,} "
-            "are left",
-        )
+        if self._job.options.certified is None:
+            source = f"took answers of {self._job.options.reuse} ({reused.tokens:,} tokens)"
+        else:
+            source = "keep the small answer or were sampled"
+        self._job.terminal.say("Reuse", f"{reused.rows:,} rows {source}; {known:,} are left")
         return _Left(expected=known, rows=rows, known=known)
 
     def _commit_spool(

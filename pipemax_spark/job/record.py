@@ -94,7 +94,7 @@ class EndRecord:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._write(error)
+            self.write(error)
         self._notify()
 
     def warn_of_limit(self, warning: str) -> None:
@@ -119,7 +119,7 @@ class EndRecord:
             complete=summary.complete,
         )
 
-    def _write(self, error: BaseException) -> None:
+    def write(self, error: BaseException) -> None:
         """Write how the error ended the run."""
         self.summary = replace(self.summary or self._so_far(), ended_by=str(ended_by(error)))
         if isinstance(error, RowCountError):
@@ -229,6 +229,8 @@ def conclude(
         if accuracy.rows:
             name = "accuracy" if accuracy.question is None else f"accuracy_{accuracy.question}"
             figures[name] = accuracy.right / accuracy.rows
+    if summary.cascade is not None:
+        figures |= {f"cascade_{name}": float(summary.cascade[name]) for name in ("rows_kept", "rows_sampled")}
     artifacts = [path for name in _ARTIFACTS if (path := job.directory / name).exists()]
     run.tracker.finish("FAILED" if reason else "FINISHED", run.samples, figures, artifacts)
     # A store that was slow at first may have returned its run id only now.
@@ -301,6 +303,7 @@ def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:
         tokens_from_table=counts.reused.tokens,
         output=job.table.name,
         output_format=job.table.format_name,
+        cascade=_cascade_facts(job),
     )
     findings = find_results(job.table, job.options, job.checked, None)
     summary = with_accuracies(summary, findings)
@@ -368,6 +371,7 @@ def _summary(
         ),
         output=job.table.name,
         output_format=job.table.format_name,
+        cascade=_cascade_facts(job),
         mlflow_run_id=run.tracker.run_id,
         engines=collector.engines(),
         prefix_cache_hit_rate=run.prefix_cache_hit_rate,
@@ -380,6 +384,11 @@ def _summary(
         length_correlation=run.length_correlation(),
         canary=_canary_facts(run),
     )
+
+
+def _cascade_facts(job: Job) -> Mapping[str, Any] | None:
+    certified = job.options.certified
+    return None if certified is None else certified.facts
 
 
 def _canary_facts(run: Run) -> dict[str, Any] | None:

@@ -89,8 +89,13 @@ def without_completions(spooled: "DataFrame") -> "DataFrame":
 def annotated_rows(spooled: "DataFrame", run: LeftRun, *, plan: TaskPlan) -> "DataFrame":
     """Return the rows of ``spooled_rows`` with their annotations, which name the run that computed them."""
     task = RecallTask(replace(plan, run_id=run.run_id))
-    schema = without_completions(spooled).schema
-    schema = annotated_schema(schema, plan.output_column, plan.options.generation, plan.questions)
+    schema = annotated_schema(
+        without_completions(spooled).schema,
+        plan.output_column,
+        plan.options.generation,
+        plan.questions,
+        names_model=plan.answered_by is not None,
+    )
     return map_rows(spooled, task, schema)
 
 

@@ -15,7 +15,7 @@ from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.outcomes import Outcomes, written
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.request.spec import AnnotationSpec
-from pipemax_spark.rows.annotated import ANNOTATION, annotated_schema, holds_annotations
+from pipemax_spark.rows.annotated import ANNOTATION, holds_annotations, output_schema
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.spark.helper_columns import free_name, name_in
 from pipemax_spark.spark.sql import quoted
@@ -116,7 +116,7 @@ class Reuse:
         )
         keyed = self.call.options.request_columns.add_with_keys(rows)
         options = self.call.options
-        wanted = annotated_schema(self.checked.schema, ANNOTATION, options.generation, options.ask)
+        wanted = output_schema(self.checked.schema, options)
         fields = []
         for name in self._answer_columns():
             held = find_field(name, rows.schema)

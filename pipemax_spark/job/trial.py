@@ -6,6 +6,7 @@ other rows nothing is checked, so what is wrong with them stays unknown here: th
 """
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ UNUSED = frozenset(
         *("group_by_prefix", "order_by", "compute_each", "reuse", "mlflow_experiment", "price_per_hour"),
         *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),
         *("collector_port", "metrics_port", "notify", "gold_column", "dry_run"),
+        *("cascade", "agree", "confidence", "agree_fields", "agree_tolerance"),
     }
 )
 """Options of the job that have no meaning here: they are about the output, the whole table, or the run."""
@@ -157,10 +159,12 @@ class Trial:
 
     def with_engine(self, engine: Mapping[str, Any]) -> Self:
         """Return a trial of the same rows with an engine of this config, which has not been started."""
-        options = replace(self._call.options, engine=engine)
-        return type(self)(
-            replace(self._call, options=options, run_id=new_run_id()), self._rows, self.num_rows
-        )
+        return self.with_job(replace(self._call.options, engine=engine))
+
+    def with_job(self, options: JobOptions) -> Self:
+        """Return a trial of the same rows under these options, whose engine has not been started."""
+        call = replace(self._call, options=replace(options, compute_each=True), run_id=new_run_id())
+        return type(self)(call, self._rows, self.num_rows)
 
     def __enter__(self) -> Self:
         return self
@@ -312,6 +316,7 @@ def _tried(row: "Row", options: JobOptions, *, began_unix_s: float) -> TriedRow:
         completion_tokens=(annotation["completion_tokens"] or 0) if "completion_tokens" in annotation else 0,
         seconds=max(0.0, row[_COMPLETED] / 1e6 - began_unix_s),
         is_cut=is_cut,
+        score=_score(annotation),
         ids={
             name: "" if value is None else value
             for name, value in zip(options.id_columns, row[_IDS], strict=True)
@@ -320,3 +325,15 @@ def _tried(row: "Row", options: JobOptions, *, began_unix_s: float) -> TriedRow:
             gold.answers: (one["gold"], one["is_right"]) for gold, one in truths if one["gold"] is not None
         },
     )
+
+
+def _score(annotation: "Row") -> float | None:
+    """Return how sure the model was, if the annotation says it; None for an error."""
+    if annotation["error"] is not None:
+        return None
+    fields = annotation.asDict()
+    for name in ("probability", "agreement"):
+        if fields.get(name) is not None:
+            return float(fields[name])
+    total = fields.get("logprob_sum")
+    return None if total is None else math.exp(total)

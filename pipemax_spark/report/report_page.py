@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 
+from pipemax_spark.report.cascade_part import cascade_part
 from pipemax_spark.report.page_parts import (
     STYLE,
     breakable,
@@ -102,6 +103,7 @@ def report_page(
         _about(run),
         _errors(findings),
         drift_part(findings.drift),
+        cascade_part(summary.cascade),
         _past_runs(findings.past_runs, run.run_id),
         _sample(findings.sample, summary),
         *map(accuracy_part, findings.accuracies),

@@ -33,6 +33,8 @@ class TriedRow:
     completion_tokens: int
     seconds: float
     """From when the rows were sent until this one was complete."""
+    score: float | None = None
+    """How sure the model was, if it was asked; None for an error."""
     is_cut: bool = False
     """Whether an answer ended at ``--max-tokens``."""
     ids: Mapping[str, str] = field(default_factory=dict)

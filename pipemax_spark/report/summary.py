@@ -114,6 +114,9 @@ class Summary:
     canary: Mapping[str, Any] | None = None
     """What the comparison of ``--canary`` came to: ``rows``, ``earlier_run``, ``earlier_rows``, the distributions that
     have ``moved``, and the ``smallest_p_value``; None if there was none."""
+    cascade: Mapping[str, Any] | None = None
+    """What the certificate of ``--cascade`` says: its ``sentence`` and ``certificate``, ``rows_kept``, ``rows_sampled``
+    and the two models; None without one."""
     length_correlation: float | None = None
     """The correlation of the logarithms of prompts' and answers' lengths, as engines under stock vLLM learned it in
     this run, or in an earlier one on the same output; None if none has. The next run orders its rows by it."""
@@ -206,7 +209,7 @@ def _not_computed(summary: Summary) -> str:
     parts = []
     if summary.rows_reused:
         parts.append(f"{summary.rows_reused:,}, which took the answer of a row with an equal request")
-    if summary.rows_from_table:
+    if summary.rows_from_table and summary.cascade is None:
         parts.append(
             f"{summary.rows_from_table:,}, which took that of a row in the table of --reuse "
             f"({summary.tokens_from_table:,} tokens)"
@@ -230,6 +233,8 @@ def facts_of(summary: Summary, findings: Findings, prices: Prices) -> list[tuple
     if not_computed := _not_computed(summary):
         facts.append(("  not computed", not_computed))
     facts += [*_still_to_do(summary), *_canary(findings)]
+    if summary.cascade is not None:
+        facts.append(("Cascade", str(summary.cascade["sentence"])))
     for accuracy in findings.accuracies:
         facts += accuracy.facts()
     facts += findings.distributions.facts()

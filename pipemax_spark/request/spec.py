@@ -45,9 +45,11 @@ class AnnotationSpec:
         generation: GenerationSpec,
         questions: Sequence[Question] = (),
         time_zone: str | None,
+        cascade: Mapping[str, Any] | None = None,
     ) -> Self:
         """Build the spec from the checked engine, the prompt source and the generation.
 
+        ``cascade`` is what the spec holds of a small model that may answer too.
         ``reply`` has the model, and the engine's config with its defaults filled in. Without a ``source``, prompts are
         used unchanged. ``time_zone`` is what ``RequestColumns.time_zone`` returns.
         """
@@ -71,6 +73,8 @@ class AnnotationSpec:
         arguments = {name: value for name, value in arguments.items() if value not in (None, _AUTO)}
         counted = json.loads(json.dumps(arguments | (reply.engine.get("vllm") or {}), sort_keys=True))
         values |= {f"vllm.{name}": value for name, value in counted.items()}
+        if cascade is not None:
+            values["cascade"] = dict(cascade)
         return cls(model=reply.model, values=json.loads(json.dumps(values)))
 
     @property

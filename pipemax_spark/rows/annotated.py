@@ -9,6 +9,7 @@ from pipemax_spark.errors import JobError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.executor.task import AnnotateTask, TaskPlan, annotation_type
+from pipemax_spark.options import JobOptions
 from pipemax_spark.request.columns import without_request_columns
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.spark.arrow_types import arrow_type
@@ -35,7 +36,10 @@ def annotate_requests(
     key = name_in(KEY_COLUMN, requests.columns)
     fields = [field for field in without_request_columns(requests).schema.fields if field.name != key]
     kept = type(requests.schema)(fields)
-    schema = annotated_schema(kept, plan.output_column, plan.options.generation, plan.questions)
+    names_model = plan.answered_by is not None
+    schema = annotated_schema(
+        kept, plan.output_column, plan.options.generation, plan.questions, names_model=names_model
+    )
     return map_rows(requests, AnnotateTask(plan), schema, profile=profile)
 
 
@@ -44,11 +48,14 @@ def annotated_schema(
     output_column: str,
     generation: GenerationSpec,
     questions: Sequence[Question] = (),
+    *,
+    names_model: bool = False,
 ) -> "StructType":
     """Return the Spark schema of the result.
 
-    With ``questions``, each has a column, and the result's column says what became of the row as a whole. Raise
-    ``JobError`` if the input already has a column of such a name.
+    With ``questions``, each has a column, and the result's column says what became of the row as a whole. With
+    ``names_model`` the annotation says which model has answered (``TaskPlan.answered_by``). Raise ``JobError`` if the
+    input already has a column of such a name.
     """
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
@@ -63,8 +70,15 @@ def annotated_schema(
                 f"the input already has a column {name!r}, which is the name of the result's column; rename or drop it "
                 "first"
             )
-        added.append(StructField(name, from_arrow_type(annotation_type(spec), prefer_timestamp_ntz=False)))
+        kind = annotation_type(spec, names_model=names_model)
+        added.append(StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=False)))
     return StructType([*input_schema.fields, *added])
+
+
+def output_schema(schema: "StructType", options: JobOptions) -> "StructType":
+    """Return the schema of a job's output, whose rows have the columns of ``schema`` and their annotations."""
+    names_model = options.certified is not None
+    return annotated_schema(schema, ANNOTATION, options.generation, options.ask, names_model=names_model)
 
 
 def holds_annotations(schema: "StructType") -> bool:

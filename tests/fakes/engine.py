@@ -71,6 +71,15 @@ def image_text(content: bytes) -> str:
     return f"image-{Image(content=content).digest()[:8]}"
 
 
+def makes_mistake(prompt: str, errs: float) -> bool:
+    """Whether an engine of ``FakeOptions.errs`` answers this prompt as if it were another."""
+    return _share(prompt) < errs
+
+
+def _share(text: str) -> float:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
+
+
 def count_tokens(text: str) -> int:
     return len(text.split())
 
@@ -251,7 +260,15 @@ class FakeEngine(IdleEngine):
         if "unknown" in (request.sampling.response_format or ""):
             return _error(request, ErrorCode.ENGINE_ERROR, f"{REFUSED}: unknown type"), 0.0
         thinks = self._config.reasoning_parser is not None
-        return answered(request, text, prompt_tokens=prompt_tokens, thinks=thinks), slow_s
+        is_wrong = makes_mistake(prompt, self._options.errs)
+        completion = answered(
+            request, f"{text} mistaken" if is_wrong else text, prompt_tokens=prompt_tokens, thinks=thinks
+        )
+        if self._options.errs and completion.probability is not None:
+            # Surer of what is right, and as sure of some of what is wrong.
+            sure = (0.9 if is_wrong else 1.0) - 0.4 * _share(f"sure of {prompt}")
+            completion = dataclasses.replace(completion, probability=sure)
+        return completion, slow_s
 
     def _seen(self, part: str | Image) -> str:
         if isinstance(part, str):

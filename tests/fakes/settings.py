@@ -48,6 +48,8 @@ class FakeOptions:
     """Options that take the place of these where the config has a ``speculative_config``."""
     prefix_memory: int = 0
     """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
+    errs: float = 0.0
+    """It answers this share of the prompts as if they had another word, and is unsure of them."""
     dies: Literal["at once", "of any row", "of its GPU"] | None = None
     """At its first poll, by itself or by a fault of its GPU, or at the first poll after a row was submitted, whichever
     row it is."""

@@ -1,0 +1,378 @@
+"""A cascade: a small model answers all rows, and keeps those of which few would be answered otherwise by a large one.
+
+It is a run of jobs over rows that are fixed together (an *epoch*), each of which is resumed as any job is:
+
+1. the rows that are left are written down, and the small model answers them in a table of its own;
+2. coins are drawn and recorded, and the large model answers the rows that they sample, in another table;
+3. from the sampled rows alone follows the certificate, which is recorded: a pure function of what is stored;
+4. the output's job takes over the answers that are known, and asks the large model for the other rows.
+
+The tables and records stay in the work directory. Whatever dies, the next run finds the same draw and certificate. The
+decisions are those of ``pipemax_spark.cascade``.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.cascade.certificate import Certificate, certify
+from pipemax_spark.cascade.coins import new_seed
+from pipemax_spark.cascade.draw import Draw
+from pipemax_spark.cascade.equality import Answers, Equality
+from pipemax_spark.cascade.json_sets import Schema
+from pipemax_spark.cascade.pilot import PILOT_ROWS
+from pipemax_spark.cascade.promise import Promise
+from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, OtherRunError
+from pipemax_spark.job.annotation_job import AnnotationJob, made_output
+from pipemax_spark.job.cascade_pilot import pilot, without_output
+from pipemax_spark.job.cascade_rows import CascadeRows, Labelled, described, manifest_digest, sampled_rows
+from pipemax_spark.job.checks import check_engine, check_job, input_of
+from pipemax_spark.job.job import EngineCall, JobCall, new_run_id
+from pipemax_spark.job.record import EndRecord
+from pipemax_spark.job.settings import job_settings
+from pipemax_spark.options import Certified, JobOptions
+from pipemax_spark.report.summary import Summary
+from pipemax_spark.report.terminal import Terminal
+from pipemax_spark.request.generation import with_task
+from pipemax_spark.request.spec import AnnotationSpec
+from pipemax_spark.rows.checked import Checked
+from pipemax_spark.rows.incremental import Batch
+from pipemax_spark.rows.order_by import first_rows, order_of
+from pipemax_spark.rows.remaining import Remaining, rows_where
+from pipemax_spark.rows.workdir import WorkDirectory, work_base
+from pipemax_spark.spark.sql import literal
+from pipemax_spark.storage.cascade_store import CascadeStore
+from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.storage.names import is_path
+from pipemax_spark.storage.output_table import open_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NOTHING_LEFT = 1e-6
+"""Of a limit: the job then ends before its first row."""
+_DRAW, _CERTIFICATE = "draw", "certificate"
+
+
+class CascadeJob:
+    """One run of a job with ``--cascade``."""
+
+    def __init__(self, spark: "SparkSession", options: JobOptions, terminal: Terminal) -> None:
+        """Raise ``JobError`` for options that a cascade cannot have."""
+        assert options.cascade is not None, "the job has no cascade"
+        self._spark = spark
+        self._options = options
+        self._terminal = terminal
+        self._promise, self._equality = promise_of(options), equality_of(options)
+        self._small_engine, _ = with_task(options.cascade, options.generation)
+        self._models = (str(self._small_engine["model"]), str(options.engine["model"]))
+        self._began_s = time.monotonic()
+        self._tokens = 0  # of the jobs that have ended
+
+    def run(self) -> Summary | None:
+        """Run what is left of the cascade; return as ``AnnotationJob.run`` does."""
+        options = self._options
+        with job_settings(self._spark):
+            final = replace(options, cascade=None, certified=self._certified())
+            # What is done again is few rows, for which nothing is worth proving.
+            if options.retry_errors or options.redo_changed:
+                return self._run(final)
+            if options.dry_run:
+                self._run(final)
+                self._say(f"both models answer {PILOT_ROWS} rows for a forecast; nothing is written")
+                self._say(self._forecast())
+                return None
+            call = self._call(final)
+            end = EndRecord(
+                call
+            )  # the jobs write how they end; this is for what ends the cascade between them
+            try:
+                return self._cascade(call)
+            except OtherRunError as error:
+                if options.if_running is not IfRunning.SKIP:
+                    end.write(error)
+                    raise
+                self._say(f"skipped: {error.args[0]} (--if-running skip)")
+                return None
+            except (JobError, JobFailedError) as error:
+                end.write(error)
+                raise
+
+    def _cascade(self, call: JobCall) -> Summary | None:
+        options, spark = call.options, self._spark
+        checked = check_job(call)
+        if checked.source.is_blank:
+            return self._run(options)
+        if options.source.has_images(checked.source.rows.schema):
+            raise JobError(
+                "--cascade compares requests, and an image may change behind its path; leave it out"
+            )
+        made_output(call, checked)
+        base = work_base(options.work_dir, call.table.location())
+        check_storage(base, spark, option="work-dir")
+        root = f"{base}/{call.table.table_id()}/cascade"
+        with WorkDirectory(
+            HadoopFiles(spark),
+            root,
+            table_id=checked.spec.hash,
+            run_id=call.run_id,
+            say=self._terminal.warn,
+            takes_over=options.if_running is IfRunning.TAKE_OVER,
+        ):
+            place = f"{root}/{checked.spec.hash}"
+            store = CascadeStore.open(spark, place)
+            if store is None:
+                store = CascadeStore.begin(spark, place, self._rows_left(call, checked))
+            return self._run(options) if store is None else self._epoch(options, checked, store)
+
+    def _epoch(self, final: JobOptions, checked: Checked, store: CascadeStore) -> Summary | None:
+        """Run the phases that an epoch has not had yet."""
+        num_rows = store.rows().count()
+        final = replace(final, **_reading(store.path("rows")))
+        share = self._promise.default_sample_share(num_rows)
+        if self._promise.allowed_differing(num_rows, share) is None:
+            self._say(f"all {num_rows:,} rows go to the large model: too few for a sample to prove anything")
+            return self._fill(final, store)
+        self._say(f"1 of 3, the small model answers {num_rows:,} rows")
+        small = self._run(self._small_options(store))
+        if small is None or not small.complete:
+            return small
+        draw = self._draw(store, num_rows, share, checked)
+        if not store.exists("sample"):
+            store.write("sample", sampled_rows(store.rows(), draw, checked.id_columns))
+        num_sampled = store.read("sample").count()
+        self._say(f"2 of 3, the large model answers {num_sampled:,} sampled rows")
+        if num_sampled:
+            labels = self._run(self._label_options(store))
+            if labels is None or not labels.complete:
+                return labels
+        rows = CascadeRows(
+            final,
+            rows=store.rows(),
+            small=store.read("small"),
+            labels=store.read("labels") if num_sampled else store.read("small").limit(0),
+        )
+        labelled = list(rows.labelled(draw, self._equality))
+        certificate = self._certificate(store, labelled, draw, num_sampled)
+        if not store.exists("answers"):
+            spec_hash = checked.spec.hash
+            store.write("answers", rows.answered(certificate, checked.schema, spec_hash, models=self._models))
+        kept = store.read("answers").where(f"annotation.model = {literal(self._models[0])}").count()
+        sentence = certificate.sentence(kept)
+        self._say(f"3 of 3. {sentence}")
+        assert final.certified is not None
+        facts = {
+            "sentence": sentence,
+            "rows_kept": kept,
+            "rows_sampled": num_sampled,
+            "small_model": self._models[0],
+            "large_model": self._models[1],
+            "certificate": json.loads(certificate.to_json()),
+            **described(labelled, shows_answers=not self._options.no_sample),
+        }
+        certified = replace(final.certified, facts=facts)
+        return self._fill(replace(final, reuse=store.path("answers"), certified=certified), store)
+
+    def _fill(self, final: JobOptions, store: CascadeStore) -> Summary | None:
+        """Fill the output, and close the epoch if all of its rows are in it."""
+        summary = self._run(final)
+        if summary is not None and summary.complete:
+            store.close()
+        return summary
+
+    def _rows_left(self, call: JobCall, checked: Checked) -> "DataFrame":
+        """Return the rows of the next epoch: those that the output lacks, up to ``--limit``."""
+        options, remaining = call.options, Remaining(call.table, call.options, checked)
+        left = remaining.left(Batch(rows=checked.source.rows), remaining.done_if_any())
+        if options.limit is None:
+            return left
+        return first_rows(left, order_of(self._spark, options.order_by), options.limit)
+
+    def _forecast(self) -> str:
+        large = without_output(self._options)
+        small = replace(large, engine=self._small_engine, generation=self._small_generation)
+        assessment = pilot(
+            self._spark, large, small, self._terminal, promise=self._promise, equality=self._equality
+        )
+        return assessment.sentence
+
+    @property
+    def _small_generation(self) -> GenerationSpec:
+        return replace(self._options.generation, logprobs=not self._options.generation.is_pooling)
+
+    def _small_options(self, store: CascadeStore) -> JobOptions:
+        return replace(
+            self._side(store, "rows", "small"),
+            engine=self._small_engine,
+            generation=self._small_generation,
+            max_error_rate=1.0,  # a row without a small answer goes to the large model
+            on_error=OnError.ROW,
+        )
+
+    def _label_options(self, store: CascadeStore) -> JobOptions:
+        return self._side(store, "sample", "labels")
+
+    def _side(self, store: CascadeStore, rows: str, output: str) -> JobOptions:
+        """Return the options of the job that answers rows of the epoch in a table of its own."""
+        return replace(
+            self._options,
+            **_reading(store.path(rows)),
+            output=store.path(output),
+            cascade=None,
+            work_dir=None,
+            select=(),
+            mlflow_experiment="",
+            gold_column=None,
+            canary=None,
+            notify=None,
+            metrics_port=None,
+            compact=False,
+            batch_output=None,
+        )
+
+    def _draw(self, store: CascadeStore, num_rows: int, share: float, checked: Checked) -> Draw:
+        """Return the draw of the epoch, which is recorded before the large model answers any row."""
+        if (text := store.record(_DRAW)) is None:
+            draw = Draw(
+                seed=new_seed(),
+                rows=num_rows,
+                agree=self._promise.agree,
+                confidence=self._promise.confidence,
+                sample_share=share,
+                spec_hash=checked.spec.hash,
+                manifest_digest=manifest_digest(store.rows()),
+            )
+            text = store.put(_DRAW, draw.to_json())
+        return Draw.from_json(text)
+
+    def _certificate(
+        self, store: CascadeStore, labelled: Sequence[Labelled], draw: Draw, num_sampled: int
+    ) -> Certificate:
+        if (text := store.record(_CERTIFICATE)) is None:
+            certificate = certify(draw, (one.row for one in labelled))
+            if certificate.sampled_rows != num_sampled:
+                raise JobFailedError(
+                    f"{num_sampled:,} rows were sampled and {certificate.sampled_rows:,} of them have a large answer: "
+                    f"files of {store.path('labels')} were lost. Nothing is certified"
+                )
+            text = store.put(_CERTIFICATE, certificate.to_json())
+        return Certificate.from_json(text)
+
+    def _certified(self) -> Certified:
+        """Return what the output's spec holds of the cascade. Raise ``JobError`` if the small engine cannot answer."""
+        options = replace(self._options, engine=self._small_engine, cascade=None)
+        call = EngineCall(spark=self._spark, options=options, terminal=self._terminal, run_id=new_run_id())
+        source = input_of(call)
+        self._say(f"of the small model {self._models[0]} and the large model {self._models[1]}")
+        _, reply = check_engine(call, rows_where(source.rows, options.where), 0)
+        small = AnnotationSpec.of(reply, source=None, generation=options.generation, time_zone=None)
+        return Certified(
+            model=self._models[1],
+            spec={
+                "small": {name: small.values[name] for name in _of_model(small.values)},
+                **asdict(self._promise),
+                "fields": list(self._equality.fields),
+                "tolerance": self._equality.tolerance,
+            },
+        )
+
+    def _call(self, options: JobOptions) -> JobCall:
+        output = (
+            HadoopFiles(self._spark).qualified(options.output) if is_path(options.output) else options.output
+        )
+        table = open_table(self._spark, output)
+        if table.format_name != "Delta":
+            raise JobError("--cascade keeps its answers in Delta tables so far; name a Delta table as output")
+        return JobCall(
+            spark=self._spark, options=options, terminal=self._terminal, table=table, run_id=new_run_id()
+        )
+
+    def _run(self, options: JobOptions) -> Summary | None:
+        """Run one of the jobs within what the ones before it have left of the limits."""
+        hours = (time.monotonic() - self._began_s) / 3600
+        spent = {
+            "max_hours": hours,
+            "max_cost": hours * (options.price_per_hour or 0.0),
+            "max_tokens_total": self._tokens,
+        }
+        left = {
+            name: max(_NOTHING_LEFT, limit - spent[name])
+            for name in spent
+            if (limit := getattr(options, name)) is not None
+        }
+        summary = AnnotationJob(self._spark, replace(options, **left), self._terminal).run()
+        if summary is not None:
+            self._tokens += summary.prompt_tokens + summary.completion_tokens
+        return summary
+
+    def _say(self, text: str) -> None:
+        self._terminal.say("Cascade", text)
+
+
+def run_job(spark: "SparkSession", options: JobOptions, terminal: Terminal) -> Summary | None:
+    """Run a job, or its cascade, as ``AnnotationJob.run`` does."""
+    kind = AnnotationJob if options.cascade is None else CascadeJob
+    return kind(spark, options, terminal).run()
+
+
+def promise_of(options: JobOptions) -> Promise:
+    """Return what is promised. ``JobError`` says which share is wrong."""
+    try:
+        return Promise(agree=options.agree, confidence=options.confidence)
+    except ValueError as error:
+        raise JobError(f"--cascade: {error}") from None
+
+
+def equality_of(options: JobOptions) -> Equality:
+    """Return when two answers agree. Raise ``JobError`` for answers that cannot be compared, or options unlike them."""
+    generation = options.generation
+    refused = {
+        "--incremental": options.incremental,
+        "--ask": options.ask,
+        "--reuse": options.reuse,
+        "--compute-each": options.compute_each,
+        "--canary": options.canary is not None,
+        "--batch-output": options.batch_output,
+        "--temperature without --seed": generation.temperature != 0 and generation.seed is None,
+        f"--task {generation.task}": generation.task in ("embed", "score"),
+    }
+    if name := next((name for name, value in refused.items() if value), None):
+        raise JobError(f"--cascade cannot be combined with {name}; leave one of them out")
+    if options.cascade is not None and options.cascade.get("model") == options.engine.get("model"):
+        raise JobError("--cascade names the same model as --engine; name a smaller one")
+    is_text = generation.choice or generation.regex or generation.grammar or generation.task == "classify"
+    if not is_text and generation.response_format is None:
+        raise JobError(
+            "--cascade compares answers, and free text is hardly ever equal; give --choice, --regex, --grammar or "
+            "--response-format"
+        )
+    schema = Schema() if is_text else Schema.of(json.loads(generation.response_format or "{}"))
+    try:
+        return Equality(
+            answers=Answers.TEXT if is_text else Answers.JSON,
+            tolerance=options.agree_tolerance,
+            fields=options.agree_fields,
+            schema=schema,
+        )
+    except ValueError as error:
+        raise JobError(f"--cascade: {error}") from None
+
+
+def _reading(path: str) -> dict[str, Any]:
+    """Return the options of a job that reads the rows of an epoch, which were chosen from the input already."""
+    return {
+        "input": path,
+        "input_format": None,
+        "input_option": {},
+        "where": None,
+        "limit": None,
+        "expect_rows": None,
+        "fail_if_empty": False,
+    }
+
+
+def _of_model(values: Mapping[str, Any]) -> list[str]:
+    return [name for name in values if name in ("model", "engine") or name.startswith("vllm.")]
