@@ -70,7 +70,9 @@ class CascadeJob:
         self._small_engine, _ = with_task(options.cascade, options.generation)
         self._models = (str(self._small_engine["model"]), str(options.engine["model"]))
         self._began_s = time.monotonic()
-        self._tokens = 0  # of the jobs that have ended
+        # Of the jobs that have ended:
+        self._tokens = 0
+        self._token_cost = 0.0
 
     def run(self) -> Summary | None:
         """Run what is left of the cascade; return as ``AnnotationJob.run`` does."""
@@ -295,7 +297,7 @@ class CascadeJob:
         hours = (time.monotonic() - self._began_s) / 3600
         spent = {
             "max_hours": hours,
-            "max_cost": hours * (options.price_per_hour or 0.0),
+            "max_cost": hours * (options.price_per_hour or 0.0) + self._token_cost,
             "max_tokens_total": self._tokens,
         }
         left = {
@@ -306,6 +308,7 @@ class CascadeJob:
         summary = AnnotationJob(self._spark, replace(options, **left), self._terminal).run()
         if summary is not None:
             self._tokens += summary.prompt_tokens + summary.completion_tokens
+            self._token_cost += options.prices.cost(seconds=0.0, spent=summary.spent)
         return summary
 
     def _say(self, text: str) -> None:
