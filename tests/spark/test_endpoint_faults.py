@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
+from pipemax_spark.engines.stop import stop_engines
 from tests.endpoints.faulty_server import MANY_FAULTS, FaultyServer
 from tests.endpoints.openai_server import serving
 from tests.spark.conftest import Jobs, words
@@ -17,6 +18,7 @@ ROWS = 200
 
 def test_each_row_is_there_once_although_transfers_break_and_the_engine_server_is_killed(run: Jobs) -> None:
     run.write_input(words(0, ROWS))
+    stop_engines(run.spark, force=True)  # a server of an earlier test would go on, under that test's log
     hold = run.directory / "hold"
     hold.touch()
     with serving(FaultyServer(faults=MANY_FAULTS, seed=1, held_by=hold, held_row_s=0.01)) as server:
