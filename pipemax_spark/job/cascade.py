@@ -23,6 +23,7 @@ from pipemax_spark.cascade.coins import new_seed
 from pipemax_spark.cascade.draw import Draw
 from pipemax_spark.cascade.equality import Answers, Equality
 from pipemax_spark.cascade.json_sets import Schema
+from pipemax_spark.cascade.ordered_rows import KEEP_NONE
 from pipemax_spark.cascade.pilot import PILOT_ROWS
 from pipemax_spark.cascade.promise import Promise
 from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, OtherRunError
@@ -159,11 +160,20 @@ class CascadeJob:
         )
         labelled = list(rows.labelled(draw, self._equality))
         certificate = self._certificate(store, labelled, draw, num_sampled)
+        cut = certificate.cut
+        # Keeping nothing is always within the promise.
+        is_useless = 2 * cut.differing_above > cut.labelled_above
         if not store.exists("answers"):
-            spec_hash = checked.spec.hash
-            store.write("answers", rows.answered(certificate, checked.schema, spec_hash, models=self._models))
+            applied = replace(certificate, cut=KEEP_NONE) if is_useless else certificate
+            answers = rows.answered(applied, checked.schema, checked.spec.hash, models=self._models)
+            store.write("answers", answers)
         kept = store.read("answers").where(f"annotation.model = {literal(self._models[0])}").count()
         sentence = certificate.sentence(kept)
+        if is_useless:
+            sentence = (
+                f"All {num_rows:,} rows go to the large model: of {cut.labelled_above:,} sampled rows of which the "
+                f"small model was the surest, {cut.differing_above:,} differ."
+            )
         self._say(f"3 of 3. {sentence}")
         assert final.certified is not None
         facts = {

@@ -210,3 +210,16 @@ def test_the_dry_run_forecasts_what_would_be_kept_and_writes_nothing(jobs: Jobs)
     printed = " ".join(jobs.printed.split())
     assert re.search(r"The small model agrees on (8|9)\d % of 300 rows; at 90 % agreement", printed), printed
     assert not Path(jobs.output).exists()
+
+
+@pytest.mark.long  # three jobs
+def test_a_small_model_that_is_mostly_wrong_where_it_is_surest_keeps_nothing(jobs: Jobs) -> None:
+    jobs.write_input(texts(0, 400))
+    wrong = fake_config("fake-small", errs=1.0)
+    summary = run_cascade(jobs, cascade=wrong, agree=0.7, summary=str(jobs.directory / "summary.json"))
+    assert summary.complete
+    facts = facts_of(jobs, "summary.json")
+    assert facts["certificate"]["cut"]["kept"] == "above"
+    assert facts["rows_kept"] == 0
+    assert facts["sentence"].startswith("All 400 rows go to the large model: of ")
+    assert {row["annotation"]["model"] for row in jobs.rows()} == {"fake"}
