@@ -1,7 +1,7 @@
 """The rows of a cascade in Spark: which are sampled, what both models said of them, and which keep the small answer.
 
-Rows with equal requests are one to a model: the small answer of all of them is that of the first one, in an order of
-their values alone, so that it is fixed before the coins are thrown. Each row has a coin of its own.
+Rows with equal requests share one small answer, the first in an order that depends only on the answers, so it is
+settled before any coin is thrown. Each row still has its own coin.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Try everything at every address of an endpoint, for people: ``pipemax doctor --engine``."""
+"""Find out all that the addresses of an endpoint can do, for ``pipemax doctor --engine``."""
 
 import asyncio
 from dataclasses import dataclass, field
