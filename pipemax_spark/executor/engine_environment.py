@@ -39,6 +39,7 @@ _PREFIXES = (
     "CUDA_",
     "NVIDIA_",
     "NCCL_",
+    "GLOO_",
     "HF_",
     "HUGGINGFACE_",
     "TRANSFORMERS_",

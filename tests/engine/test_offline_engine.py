@@ -7,12 +7,14 @@ from random import Random
 from typing import Any
 
 import pyarrow.parquet as pq
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipemax.api import Completion, GenerationRequest, Message, OfflineEngine, Sampling
 from pipemax.domain.step_records import StepLimits, StepRecords
+from pipemax.node.failure_records import FAILURES_VARIABLE
 from pipemax.policy.compare import ChosenPolicy
 from pipemax.wire import ErrorCode
 from tests.engine.conftest import DEMO_MODEL, MAX_MODEL_LEN, PrefixCounters, StartedEngine
@@ -267,3 +269,17 @@ def _awaits_input_while_it_runs(engine: OfflineEngine, request_id: str) -> bool:
             return awaited
         awaited = awaited or engine.stats().metrics.get("awaits_input") == 1
     raise AssertionError(f"request {request_id} has not ended")
+
+
+def test_the_ports_between_stages_are_open_to_this_machine_only(engine: OfflineEngine) -> None:
+    workers = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.environ().get(FAILURES_VARIABLE)
+    ]
+    assert workers
+    for process in workers:
+        environ = process.environ()
+        assert (environ["GLOO_SOCKET_IFNAME"], environ["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
+        at = {socket.laddr.ip for socket in process.net_connections("tcp") if socket.status == "LISTEN"}
+        assert at <= {"127.0.0.1"}, process.name()

@@ -360,6 +360,10 @@ def launch_environment(config: EngineConfig, *, failures: str | None = None) -> 
         # A server has threads (gRPC's among them): a forked child would inherit their locks, held. Nor would vLLM
         # load its plugins again in a forked child, and then nothing would end it with the server.
         values["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # All workers are on this machine. Torch's and NCCL's ports ask nobody who they are, and would otherwise be open at
+    # the address that the machine's name stands for, which other machines reach.
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        values[name] = os.environ.get(name, "lo")
     if config.policy is Policy.PIPEMAX:
         values["VLLM_KV_CACHE_LAYOUT"] = KV_LAYOUT
     num_workers = (config.pipeline_parallel_size or 1) * config.tensor_degree
