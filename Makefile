@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup annotate compare check pure-tests test all-tests test-long test-python test-versions test-elsewhere \
-	nightly coverage faults parity-full peers llama wheel lint docs lock clean
+	nightly coverage faults parity-full peers llama audit wheel lint docs lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,6 +78,9 @@ parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and r
 faults: $(VENV)/ready  ## Strike the processes of a job at 20 random points; SEED=N repeats a run's; ENDPOINT=1: over faulty endpoints
 	@$(BIN)/python -m tests.spark.faults.random_kills --report lab/results/faults$(if $(ENDPOINT),_endpoint).md \
 		$(if $(ENDPOINT),--endpoint) $(if $(SEED),--seed $(SEED))
+
+audit: $(VENV)/ready  ## Known vulnerabilities of the locked packages, where the index serves advisories
+	@$(BIN)/python tools/audit.py $(BIN)/uv
 
 wheel: $(VENV)/ready  ## The wheel of both sides, in dist/: what the README's install lines take
 	@$(BIN)/python -m hatchling build -t wheel -d dist

@@ -14,7 +14,8 @@ spark() {  # The files of Spark's tests with these first letters, without those 
 }
 
 case $slice in
-    0) name="endpoints; environments, cluster, Connect, notebooks, YARN" tests=(tests/endpoints tests/spark/test_two_environments.py
+    0) name="endpoints; environments, cluster, Connect, notebooks, YARN; advisories" then=("$bin/python" tools/audit.py "$bin/uv")
+        tests=(tests/endpoints tests/spark/test_two_environments.py
         tests/spark/test_cluster.py tests/spark/test_connect.py tests/spark/test_notebooks.py tests/spark/test_yarn.py) ;;
     1) name="parity of other engines, and of waves; Spark A to G" tests=(tests/parity/test_parity.py
         tests/parity/test_waves.py $(spark a-g)) ;;

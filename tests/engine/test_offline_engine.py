@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow.parquet as pq
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pipemax.answers.patterns.plain import plain_pattern
 from pipemax.answers.patterns.schemas import for_python, places_of
+from pipemax.answers.references import validator_of
 from pipemax.generation import RequestError, Sampling
 from pipemax.wire import ErrorCode, encodable, guarded
 
@@ -66,9 +67,7 @@ def _fault_of_json(text: str, schema: str, cut: str | None) -> str | None:
 def _first_fault(schema: str) -> Callable[[Any], str | None]:
     import jsonschema  # imported only for a schema: an engine may run without it
 
-    checked = json.loads(for_python(schema))
-    kind = jsonschema.validators.validator_for(checked)
-    validator = kind(checked, format_checker=kind.FORMAT_CHECKER)
+    validator = validator_of(json.loads(for_python(schema)))
     patterns = {
         repr(plain_pattern(place.pattern).searched): repr(place.pattern) for place in places_of(schema)
     }

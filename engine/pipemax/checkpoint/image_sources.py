@@ -54,6 +54,8 @@ def read_source(source: str, *, max_bytes: int, directories: Sequence[str]) -> b
         if not resolved.is_file():  # reading a device or a pipe may never end
             raise ImageSourceError(f"{_shown(source)} is not a file")
         size = resolved.stat().st_size
+        if size == 0:  # so do many files under /proc say, of which some can be read without end
+            raise ImageSourceError(f"{_shown(source)} is empty")
         if size <= max_bytes:
             return resolved.read_bytes()
     except FileNotFoundError:

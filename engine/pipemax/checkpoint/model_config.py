@@ -24,12 +24,15 @@ def read_model_config(config: EngineConfig) -> "PreTrainedConfig":
         model_config: PreTrainedConfig = AutoConfig.from_pretrained(
             config.model, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever the library makes of a file that is no such configuration
         where = (
             "" if Path(config.model).is_dir() else " (no directory of that name here, so taken as a hub name)"
         )
         raise ValueError(f"model {config.model!r}{where} cannot be read: {_first_line(error)}") from error
-
+    for name in ("num_hidden_layers", "hidden_size"):
+        value = getattr(model_config.get_text_config(), name, None)
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"model {config.model!r} cannot be read: its config.json has {name} {value}")
     return model_config
 
 
@@ -42,7 +45,7 @@ def load_tokenizer(config: EngineConfig) -> "PreTrainedTokenizerBase":
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # as above
         raise ValueError(f"tokenizer {name!r} cannot be read: {_first_line(error)}") from error
     return tokenizer
 
@@ -80,5 +83,6 @@ def _check_model_path(model: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the first sentence of an error's message, or its type if it has none."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

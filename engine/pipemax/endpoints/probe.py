@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pipemax.answers.asks import Ask, Prompt, Reply
+from pipemax.answers.references import validator_of
 from pipemax.domain.errors import EngineStartError
 from pipemax.endpoint_config import EndpointConfig, ServerFacts
 from pipemax.endpoints.address_probe import AddressProbe, Refused, UnusableError
@@ -236,15 +237,13 @@ def _unfollowed(sampling: Sampling, reply: Reply) -> str | None:
 
 def _may_fit(schema_text: str, text: str, *, is_cut: bool) -> bool:
     """Tell whether an answer, or its beginning, may be one of the schema."""
-    import jsonschema  # imported only for a schema
-
     if is_cut:
         return text[:1] in '{["0123456789-tfn'
     try:
         value, schema = json.loads(text), json.loads(schema_text)
     except (ValueError, RecursionError):
         return False
-    errors = jsonschema.validators.validator_for(schema)(schema).iter_errors(value)
+    errors = validator_of(schema).iter_errors(value)
     return not any(error.validator in _OF_STRUCTURE for error in errors)
 
 

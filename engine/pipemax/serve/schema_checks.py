@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from pipemax.answers.patterns.plain import plain_regex
 from pipemax.answers.patterns.schemas import for_guidance, for_python, for_xgrammar, places_of
+from pipemax.answers.references import check_references
 from pipemax.config import EngineConfig
 from pipemax.generation import Sampling
 from pipemax.vllm_ext.launch.structured_outputs import settings_for_schemas
@@ -42,6 +43,7 @@ def check_schema(text: str) -> None:
         places_of(text)
         schema = json.loads(for_python(text))
         jsonschema.validators.validator_for(schema).check_schema(schema)
+        check_references(schema)
     except json.JSONDecodeError as error:
         raise ValueError(f"response_format is not JSON: {error}") from error
     except jsonschema.SchemaError as error:
