@@ -26,3 +26,4 @@ PYTHON
     env -u PYTHONPATH "$environment/bin/python" -m pytest -c "$repository/pyproject.toml" --rootdir "$repository" \
         -m iceberg tests/spark/iceberg
 done
+[ -z "$is_whole" ] || (cd "$repository" && "$PIPEMAX_TEST_ENGINE_PYTHON" -m pytest -m long tests/spark/test_orchestrators.py)
