@@ -25,6 +25,8 @@ class Answers(StrEnum):
     """How answers are compared."""
 
     TEXT = "text"
+    CLASSES = "classes"
+    """Of classifiers: the most probable class, or of a model with several labels per row the set of them."""
     NUMBER = "number"
     """Of models that score."""
     JSON = "json"
@@ -49,7 +51,7 @@ class Equality:
             number = Decimal(-1)
         if not (number.is_finite() and number >= 0):
             raise ValueError(f"agree-tolerance is {self.tolerance!r}; give a number from 0, such as 0.01")
-        if number > 0 and self.answers is Answers.TEXT:
+        if number > 0 and self.answers in (Answers.TEXT, Answers.CLASSES):
             raise ValueError(
                 "agree-tolerance is for numbers: of a score, or in a JSON schema; these answers are texts, which are "
                 "equal or not"
@@ -69,10 +71,19 @@ class Equality:
         match self.answers:
             case Answers.TEXT:
                 return _plain(str(small)) != _plain(str(large))
+            case Answers.CLASSES:
+                return _classes_differ(json.loads(str(small)), json.loads(str(large)))
             case Answers.NUMBER:
                 return not self._are_close(_number(small), _number(large))
             case Answers.JSON:
                 return self._json_differs(str(small), str(large))
+
+    def shown(self, answer: str) -> str:
+        """Return an answer as people read it."""
+        if self.answers is not Answers.CLASSES:
+            return answer
+        classes = json.loads(answer)
+        return str(classes["label"]) if classes["excludes"] else ", ".join(classes["labels"]) or "(none)"
 
     def _json_differs(self, small: str, large: str) -> bool:
         try:
@@ -117,6 +128,15 @@ class Equality:
         # A comparison with NaN, which is also the difference of infinities, is false without the context's traps.
         gap = _EXACT.abs(_EXACT.subtract(one, other))
         return gap.is_finite() and gap <= Decimal(self.tolerance)
+
+
+def _classes_differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Compare the likeliest classes, or the sets of the labels, unless both models' classes exclude each other.
+
+    Of a model with several labels per row, probabilities may add up to 1 by chance; hardly ever those of both models.
+    """
+    name = "label" if one["excludes"] and other["excludes"] else "labels"
+    return bool(one[name] != other[name])
 
 
 def _plain(text: str) -> str:

@@ -106,6 +106,16 @@ def assess(
     return Assessment(outlook=outlook, kept=kept, sentence=sentence)
 
 
+def of_all(names: Sequence[str], assessments: Sequence[Assessment]) -> Assessment:
+    """Return the assessment of a row that keeps its small answers only if those of all these columns are kept."""
+    worst = min(assessments, key=lambda one: one.kept.middle)
+    sentences = [f"{name}: {one.sentence}" for name, one in zip(names, assessments, strict=True)]
+    sentences.append(
+        "A row keeps its small answers where all of them may be kept: of no more rows than the least."
+    )
+    return Assessment(outlook=worst.outlook, kept=worst.kept, sentence=" ".join(sentences))
+
+
 def _outlook(kept: Forecast, needed: float) -> Outlook:
     if kept.middle <= needed:
         return Outlook.REFUSED

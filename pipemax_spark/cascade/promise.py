@@ -44,6 +44,10 @@ class Promise:
         """1 − confidence as written in decimals: 0.05 of 0.95, which floats make 0.050000000000000044."""
         return float(1 - _decimal(self.confidence))
 
+    def of_each(self, number: int) -> "Promise":
+        """Return the promise of each of so many columns, which hold together with this one's confidence."""
+        return self if number == 1 else Promise(agree=self.agree, confidence=1 - self.risk / number)
+
     def budget(self, rows: int) -> int:
         """Return how many of so many rows may be misses: the largest whole number within the share."""
         return int((1 - _decimal(self.agree)) * rows)

@@ -104,7 +104,9 @@ def row_annotations(
     # Arrow has no maximum of times with a zone.
     last = pc.max_element_wise(*(end.cast(pa.int64()) for end in ends))
     columns["completed_at"] = last.cast(ends[0].type)
-    columns["spec_hash"], columns["run_id"] = answers[0].field("spec_hash"), answers[0].field("run_id")
+    for name in ("spec_hash", "run_id", "model"):  # equal in all of them; the model only in a cascade
+        if kind.get_field_index(name) >= 0:
+            columns[name] = answers[0].field(name)
     by_question = [answer.field("error").to_pylist() for answer in answers]
     errors = []
     for of_row in zip(*by_question, strict=True):

@@ -62,7 +62,10 @@ class TaskPlan:
 
 
 ANSWERED_BY = (("model", pa.string()), ("score", pa.float64()))
-"""Fields of the annotation with ``TaskPlan.answered_by``: the model, and how sure the small model was."""
+"""Fields of the annotation with ``TaskPlan.answered_by``: the model, and how sure the small model was.
+
+Where the answer is a score itself, nothing says how sure.
+"""
 
 
 def annotation_type(generation: GenerationSpec, *, names_model: bool = False) -> pa.StructType:
@@ -74,7 +77,7 @@ def annotation_type(generation: GenerationSpec, *, names_model: bool = False) ->
             answer,
             *([] if parser is None else [("parsed", parser.arrow_type)]),
             *[field for field in others if not names_model or field[0] not in dict(ANSWERED_BY)],
-            *(ANSWERED_BY if names_model else ()),
+            *(field for field in ANSWERED_BY if names_model and field[0] != answer[0]),
             ("error", FAULT_TYPE),
             ("spec_hash", pa.string()),
             ("run_id", pa.string()),
@@ -115,6 +118,7 @@ class QuestionAnnotator:
     def __init__(self, plan: TaskPlan) -> None:
         self._name = plan.output_column
         self._questions = plan.questions
+        self._type = annotation_type(GenerationSpec(), names_model=plan.answered_by is not None)
         self._answers = AnswersByRow(len(plan.questions))
         self._annotators = [
             Annotator(replace(plan, options=replace(plan.options, generation=question.generation)))
@@ -140,7 +144,7 @@ class QuestionAnnotator:
         self.unreported_errors = sum(
             (annotator.unreported_errors for annotator in self._annotators), Counter()
         )
-        whole = row_annotations([*columns.values()], self._questions, annotation_type(GenerationSpec()))
+        whole = row_annotations([*columns.values()], self._questions, self._type)
         return {**columns, self._name: whole}
 
 
@@ -278,7 +282,8 @@ class Annotator:
         columns["run_id"] = pa.repeat(pa.scalar(self._plan.run_id), rows)
         if self._plan.answered_by is not None:
             columns["model"] = pa.repeat(pa.scalar(self._plan.answered_by), rows)
-            columns["score"] = pa.nulls(rows, pa.float64())
+            if self._plan.options.generation.task != "score":
+                columns["score"] = pa.nulls(rows, pa.float64())
         fields = list(self._type)
         return pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
 

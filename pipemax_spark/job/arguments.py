@@ -232,12 +232,13 @@ OPTIONS: dict[str, Option] = {
     "confidence": Option(_MODEL, "With --cascade: how sure that is to be."),
     "agree_fields": Option(
         _MODEL,
-        "With --cascade and a schema: the properties that are compared, comma-separated; default: all.",
+        "With --cascade and a schema: the properties that are compared, comma-separated; with --ask as question.field; "
+        "default: all.",
         cli_type=str,
         read=read_names,
     ),
     "agree_tolerance": Option(
-        _MODEL, "With --cascade and a schema: how far numbers that agree may be apart."
+        _MODEL, "With --cascade and a schema or --task score: how far numbers that agree may be apart."
     ),
     "reuse": Option(
         _ROWS,

@@ -11,23 +11,22 @@ The tables and records stay in the work directory. Whatever dies, the next run f
 decisions are those of ``pipemax_spark.cascade``.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from pipemax.wire import GenerationSpec
 from pipemax_spark.cascade.certificate import Certificate, certify
 from pipemax_spark.cascade.coins import new_seed
 from pipemax_spark.cascade.draw import Draw
-from pipemax_spark.cascade.ordered_rows import KEEP_NONE
 from pipemax_spark.cascade.pilot import PILOT_ROWS
 from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, OtherRunError
 from pipemax_spark.job.annotation_job import AnnotationJob, made_output
-from pipemax_spark.job.cascade_options import equality_of, promise_of
+from pipemax_spark.job.cascade_answers import ComparedAnswer
+from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, phase_facts, repeats
+from pipemax_spark.job.cascade_options import answers_of, promise_of, small_options
 from pipemax_spark.job.cascade_pilot import pilot, without_output
-from pipemax_spark.job.cascade_rows import CascadeRows, Labelled, described, manifest_digest, sampled_rows
+from pipemax_spark.job.cascade_rows import CascadeRows, manifest_digest, sampled_rows
 from pipemax_spark.job.checks import check_engine, check_job, input_of
 from pipemax_spark.job.job import EngineCall, JobCall, new_run_id
 from pipemax_spark.job.record import EndRecord
@@ -35,7 +34,6 @@ from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import Certified, JobOptions
 from pipemax_spark.report.summary import Summary
 from pipemax_spark.report.terminal import Terminal
-from pipemax_spark.request.generation import with_task
 from pipemax_spark.request.spec import AnnotationSpec
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.incremental import Batch
@@ -65,13 +63,14 @@ class CascadeJob:
         self._spark = spark
         self._options = options
         self._terminal = terminal
-        self._promise, self._equality = promise_of(options), equality_of(options)
-        self._small_engine, _ = with_task(options.cascade, options.generation)
-        self._models = (str(self._small_engine["model"]), str(options.engine["model"]))
+        self._promise, self._answers = promise_of(options), answers_of(options)
+        self._small = small_options(options)
+        self._models = (str(self._small.engine["model"]), str(options.engine["model"]))
         self._began_s = time.monotonic()
         # Of the jobs that have ended:
         self._tokens = 0
         self._token_cost = 0.0
+        self._phases: dict[str, Mapping[str, Any]] = {}
 
     def run(self) -> Summary | None:
         """Run what is left of the cascade; return as ``AnnotationJob.run`` does."""
@@ -138,7 +137,7 @@ class CascadeJob:
             self._say(f"all {num_rows:,} rows go to the large model: too few for a sample to prove anything")
             return self._fill(final, store)
         self._say(f"1 of 3, the small model answers {num_rows:,} rows")
-        small = self._run(self._small_options(store))
+        small = self._run(self._small_options(store), phase="small")
         if small is None or not small.complete:
             return small
         draw = self._draw(store, num_rows, share, checked)
@@ -147,7 +146,7 @@ class CascadeJob:
         num_sampled = store.read("sample").count()
         self._say(f"2 of 3, the large model answers {num_sampled:,} sampled rows")
         if num_sampled:
-            labels = self._run(self._label_options(store))
+            labels = self._run(self._label_options(store), phase="labels")
             if labels is None or not labels.complete:
                 return labels
         rows = CascadeRows(
@@ -156,33 +155,41 @@ class CascadeJob:
             small=store.read("small"),
             labels=store.read("labels") if num_sampled else store.read("small").limit(0),
         )
-        labelled = list(rows.labelled(draw, self._equality))
-        certificate = self._certificate(store, labelled, draw, num_sampled)
-        cut = certificate.cut
-        # Keeping nothing is always within the promise.
-        is_useless = 2 * cut.differing_above > cut.labelled_above
-        if not store.exists("answers"):
-            applied = replace(certificate, cut=KEEP_NONE) if is_useless else certificate
-            answers = rows.answered(applied, checked.schema, checked.spec.hash, models=self._models)
-            store.write("answers", answers)
-        kept = store.read("answers").where(f"annotation.model = {literal(self._models[0])}").count()
-        sentence = certificate.sentence(kept)
-        if is_useless:
-            sentence = (
-                f"All {num_rows:,} rows go to the large model: of {cut.labelled_above:,} sampled rows of which the "
-                f"small model was the surest, {cut.differing_above:,} differ."
+        labelled = list(rows.labelled(draw, self._answers))
+        findings = [
+            Finding(
+                answer=answer,
+                labelled=[of_row[place] for of_row in labelled],
+                certificate=self._certificate(
+                    store, answer, [of_row[place] for of_row in labelled], draw, num_sampled
+                ),
             )
-        self._say(f"3 of 3. {sentence}")
-        assert final.certified is not None
+            for place, answer in enumerate(self._answers)
+        ]
+        if not store.exists("answers"):
+            store.write(
+                "answers",
+                rows.answered(
+                    [finding.applied for finding in findings],
+                    self._answers,
+                    checked.schema,
+                    checked.spec.hash,
+                    models=self._models,
+                ),
+            )
+        kept = store.read("answers").where(f"annotation.model = {literal(self._models[0])}").count()
         facts = {
-            "sentence": sentence,
+            "rows": num_rows,
             "rows_kept": kept,
             "rows_sampled": num_sampled,
+            "phases": self._phases,
+            "repeats": repeats(final.generations),
             "small_model": self._models[0],
             "large_model": self._models[1],
-            "certificate": json.loads(certificate.to_json()),
-            **described(labelled, shows_answers=not self._options.no_sample),
+            **certified_facts(findings, kept, confidence=final.confidence, shows_answers=not final.no_sample),
         }
+        self._say(f"3 of 3. {facts['sentence']}")
+        assert final.certified is not None
         certified = replace(final.certified, facts=facts)
         return self._fill(replace(final, reuse=store.path("answers"), certified=certified), store)
 
@@ -203,21 +210,18 @@ class CascadeJob:
 
     def _forecast(self) -> str:
         large = without_output(self._options)
-        small = replace(large, engine=self._small_engine, generation=self._small_generation)
+        small = without_output(self._small)
         assessment = pilot(
-            self._spark, large, small, self._terminal, promise=self._promise, equality=self._equality
+            self._spark, large, small, self._terminal, promise=self._promise, answers=self._answers
         )
         return assessment.sentence
-
-    @property
-    def _small_generation(self) -> GenerationSpec:
-        return replace(self._options.generation, logprobs=not self._options.generation.is_pooling)
 
     def _small_options(self, store: CascadeStore) -> JobOptions:
         return replace(
             self._side(store, "rows", "small"),
-            engine=self._small_engine,
-            generation=self._small_generation,
+            engine=self._small.engine,
+            generation=self._small.generation,
+            ask=self._small.ask,
             max_error_rate=1.0,  # a row without a small answer goes to the large model
             on_error=OnError.ROW,
         )
@@ -259,21 +263,27 @@ class CascadeJob:
         return Draw.from_json(text)
 
     def _certificate(
-        self, store: CascadeStore, labelled: Sequence[Labelled], draw: Draw, num_sampled: int
+        self,
+        store: CascadeStore,
+        answer: ComparedAnswer,
+        labelled: Sequence[Labelled],
+        draw: Draw,
+        num_sampled: int,
     ) -> Certificate:
-        if (text := store.record(_CERTIFICATE)) is None:
+        name = f"{_CERTIFICATE}_{answer.column}" if answer.is_question else _CERTIFICATE
+        if (text := store.record(name)) is None:
             certificate = certify(draw, (one.row for one in labelled))
             if certificate.sampled_rows != num_sampled:
                 raise JobFailedError(
                     f"{num_sampled:,} rows were sampled and {certificate.sampled_rows:,} of them have a large answer: "
                     f"files of {store.path('labels')} were lost. Nothing is certified"
                 )
-            text = store.put(_CERTIFICATE, certificate.to_json())
+            text = store.put(name, certificate.to_json())
         return Certificate.from_json(text)
 
     def _certified(self) -> Certified:
         """Return what the output's spec holds of the cascade. Raise ``JobError`` if the small engine cannot answer."""
-        options = replace(self._options, engine=self._small_engine, cascade=None)
+        options = self._small
         call = EngineCall(spark=self._spark, options=options, terminal=self._terminal, run_id=new_run_id())
         source = input_of(call)
         self._say(f"of the small model {self._models[0]} and the large model {self._models[1]}")
@@ -284,8 +294,8 @@ class CascadeJob:
             spec={
                 "small": {name: small.values[name] for name in _of_model(small.values)},
                 **asdict(self._promise),
-                "fields": list(self._equality.fields),
-                "tolerance": self._equality.tolerance,
+                "fields": list(options.agree_fields),
+                "tolerance": options.agree_tolerance,
             },
         )
 
@@ -300,7 +310,7 @@ class CascadeJob:
             spark=self._spark, options=options, terminal=self._terminal, table=table, run_id=new_run_id()
         )
 
-    def _run(self, options: JobOptions) -> Summary | None:
+    def _run(self, options: JobOptions, *, phase: str = "final") -> Summary | None:
         """Run one of the jobs within what the ones before it have left of the limits."""
         hours = (time.monotonic() - self._began_s) / 3600
         spent = {
@@ -315,6 +325,7 @@ class CascadeJob:
         }
         summary = AnnotationJob(self._spark, replace(options, **left), self._terminal).run()
         if summary is not None:
+            self._phases[phase] = phase_facts(summary, options.prices)
             self._tokens += summary.prompt_tokens + summary.completion_tokens
             self._token_cost += options.prices.cost(seconds=0.0, spent=summary.spent)
         return summary

@@ -5,10 +5,10 @@ settled before any coin is thrown. Each row still has its own coin.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
 
 from pipemax_spark.cascade.certificate import Certificate
 from pipemax_spark.cascade.coins import coin_sql, tie_break_sql
@@ -16,6 +16,8 @@ from pipemax_spark.cascade.draw import Draw
 from pipemax_spark.cascade.equality import Equality
 from pipemax_spark.cascade.ordered_rows import Kept, LabelledRow
 from pipemax_spark.executor.requests import KEY_COLUMN
+from pipemax_spark.job.cascade_answers import ComparedAnswer, row_score
+from pipemax_spark.job.cascade_facts import Labelled
 from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.annotated import ANNOTATION, output_schema
 from pipemax_spark.rows.row_identity import identity, occurrence
@@ -25,11 +27,10 @@ from pipemax_spark.storage.conforming import conformed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructField, StructType
 
 _IDENTITY, _OCCURRENCE = "__pipemax_identity", "__pipemax_occurrence"
-_SHOWN_DISAGREEMENTS, _SHOWN_LABELS = 10, 50
-_KEY, _SMALL, _LARGE, _SCORE = "key", "small", "large", "score"
+_KEY, _SMALL, _LARGE = "key", "small", "large"
 
 
 def manifest_digest(rows: "DataFrame") -> str:
@@ -51,39 +52,6 @@ def sampled_rows(rows: "DataFrame", draw: Draw, id_columns: tuple[str, ...]) -> 
     return sampled.select(*map(quoted, rows.columns))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
-    """A sampled row; an answer is None for an error."""
-
-    row: LabelledRow
-    """How sure the small model was, and whether the answers differ."""
-    small: str | None
-    large: str | None
-
-
-def described(labelled: Sequence[Labelled], *, shows_answers: bool) -> dict[str, Any]:
-    """Return what the report shows of the sampled rows: agreement by label, and the surest disagreements."""
-    if not shows_answers:
-        return {}
-    by_label: dict[str, list[bool]] = defaultdict(list)
-    for one in labelled:
-        by_label[one.small if one.small is not None else "(error)"].append(not one.row.differs)
-    apart = [one for one in labelled if one.row.differs and one.row.score is not None]
-    apart.sort(key=lambda one: (-(one.row.score or 0.0), one.small or "", one.large or ""))
-    facts: dict[str, Any] = {
-        "disagreements": [
-            {"score": one.row.score, "small": one.small, "large": one.large or "(error)"}
-            for one in apart[:_SHOWN_DISAGREEMENTS]
-        ]
-    }
-    if len(by_label) <= _SHOWN_LABELS:
-        facts["labels"] = [
-            {"label": label, "sampled": len(agrees), "agreeing": sum(agrees)}
-            for label, agrees in sorted(by_label.items())
-        ]
-    return facts
-
-
 class CascadeRows:
     """The rows of one draw, as both models have answered them."""
 
@@ -96,31 +64,38 @@ class CascadeRows:
         self._labels = labels
         self._small = self._first_of_each_request(small, _SMALL)
 
-    def labelled(self, draw: Draw, equality: Equality) -> Iterator[Labelled]:
-        """Yield each sampled row as both models have answered it."""
+    def labelled(self, draw: Draw, answers: Sequence[ComparedAnswer]) -> Iterator[tuple[Labelled, ...]]:
+        """Yield the answers of each sampled row as both models have given them."""
+        from pyspark.sql import functions as F  # noqa: N812
+
         both = self._by_request(self._labels, _LARGE).join(self._small, on=_KEY, how="left")
-        facts = both.select(
-            _KEY,
-            score_of(self._options, _SMALL),
-            answer_of(self._options, _SMALL),
-            answer_of(self._options, _LARGE),
-        )
-        for key, score, small, large in facts.toLocalIterator():
-            usable = None if score is None or not math.isfinite(score) else float(score)
-            row = LabelledRow(usable, draw.tie_break(key), equality.differ(small, large))
-            yield Labelled(row=row, small=small, large=large)
+        small, large = F.col(_SMALL), F.col(_LARGE)
+        facts = (F.struct(one.score(small), one.value(small), one.value(large)) for one in answers)
+        answered_us = F.unix_micros(large[ANNOTATION]["completed_at"])
+        for key, answered, *of_answers in both.select(_KEY, answered_us, *facts).toLocalIterator():
+            tie = draw.tie_break(key)
+            yield tuple(
+                _labelled(one.equality, tie, answered, *of_answer)
+                for of_answer, one in zip(of_answers, answers, strict=True)
+            )
 
     def answered(
-        self, certificate: Certificate, schema: "StructType", spec_hash: str, *, models: tuple[str, str]
+        self,
+        certificates: Sequence[Certificate],
+        answers: Sequence[ComparedAnswer],
+        schema: "StructType",
+        spec_hash: str,
+        *,
+        models: tuple[str, str],
     ) -> "DataFrame":
-        """Return the rows whose final answer is known, with it: sampled ones, and those that keep the small answer.
+        """Return the rows whose final answers are known, with them: sampled ones, and those that keep the small ones.
 
-        Rows that make the request of a sampled one have its large answer. ``schema`` is that of the rows in the
-        output; ``models`` are the names of the small one and the large one.
+        A row keeps them if each of ``answers`` may be kept by its certificate. Rows that make the request of a sampled
+        one have its large answers. ``schema`` is that of the rows in the output; ``models`` are the names of the small
+        one and the large one.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
-        small_model, large_model = models
         key = free_name(_KEY, self._rows.columns)
         small, large = free_name(_SMALL, self._rows.columns), free_name(_LARGE, self._rows.columns)
         sampled = self._first_of_each_request(self._labels, _LARGE)
@@ -129,29 +104,52 @@ class CascadeRows:
             .join(self._small.toDF(key, small), on=key, how="left")
             .join(sampled.toDF(key, large), on=key, how="left")
         )
-        kinds = {name: both.schema[name].dataType for name in (small, large)}
-        wanted = output_schema(schema, self._options)[ANNOTATION].dataType
-        score = score_of(self._options, small)
-        of_large = _annotation(large, kinds[large], wanted, large_model, score, spec_hash)
-        of_small = _annotation(small, kinds[small], wanted, small_model, score, spec_hash)
-        keeps = keeps_small(certificate, score, F.expr(tie_break_sql(certificate.draw.seed, quoted(key))))
-        answer = F.when(F.col(large).isNotNull(), of_large).when(keeps, of_small)
-        rows = both.select(*map(quoted, self._rows.columns), answer.alias(ANNOTATION))
+        of_small = F.col(small)
+        tie = F.expr(tie_break_sql(certificates[0].draw.seed, quoted(key)))
+        may_keep = [
+            keeps_small(certificate, one.score(of_small), tie)
+            for certificate, one in zip(certificates, answers, strict=True)
+        ]
+        scores = {one.column: one.score(of_small) for one in answers}
+        known = {
+            name: {"spec_hash": F.lit(spec_hash), "score": scores.get(name, row_score(answers, of_small))}
+            for name in self._columns
+        }
+        small_model, large_model = (F.lit(model) for model in models)
+        wanted = output_schema(schema, self._options)
+        final = (
+            F.when(
+                F.col(large).isNotNull(),
+                _annotation(both.schema[large], name, wanted[name], known[name] | {"model": large_model}),
+            )
+            .when(
+                reduce(operator.and_, may_keep),
+                _annotation(both.schema[small], name, wanted[name], known[name] | {"model": small_model}),
+            )
+            .alias(name)
+            for name in self._columns
+        )
+        rows = both.select(*map(quoted, self._rows.columns), *final)
         return rows.where(F.col(ANNOTATION).isNotNull())
 
+    @property
+    def _columns(self) -> list[str]:
+        """The columns of annotations."""
+        return [*(question.name for question in self._options.ask), ANNOTATION]
+
     def _first_of_each_request(self, rows: "DataFrame", name: str) -> "DataFrame":
-        """Return one annotation for each request, in a column of this name: a good one, if there is any."""
+        """Return the annotations of one row for each request, in a struct of this name: good ones, if there are any."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        order = F.struct(F.col(name)["error"].isNotNull(), F.to_json(F.col(name)))
+        order = F.struct(F.col(name)[ANNOTATION]["error"].isNotNull(), F.to_json(F.col(name)))
         return self._by_request(rows, name).groupBy(_KEY).agg(F.min_by(name, order).alias(name))
 
     def _by_request(self, rows: "DataFrame", name: str) -> "DataFrame":
-        """Return each row's annotation, with the key of its request."""
+        """Return each row's annotations in a struct of this name, with the key of its request."""
         from pyspark.sql import functions as F  # noqa: N812
 
         keyed = self._keyed(rows, _KEY)
-        return keyed.select(_KEY, F.col(ANNOTATION).alias(name))
+        return keyed.select(_KEY, F.struct(*map(quoted, self._columns)).alias(name))
 
     def _keyed(self, rows: "DataFrame", key: str) -> "DataFrame":
         """Return the rows with the key of their request."""
@@ -175,45 +173,42 @@ def keeps_small(certificate: Certificate, score: "Column", tie: "Column") -> "Co
     return is_usable & ((score > threshold) | ((score == threshold) & (tie > threshold_tie)))
 
 
-def score_of(options: JobOptions, annotation: str) -> "Column":
-    """Return how sure the small model was of its answer: null for an error."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    generation, column = options.generation, F.col(annotation)
-    if generation.choice or generation.task == "classify":
-        score = column["probability"]
-    elif generation.n > 1:
-        score = column["agreement"]
-    else:
-        score = F.exp(column["logprob_sum"])
-    return F.when(column["error"].isNull(), score.cast("double"))
-
-
-def answer_of(options: JobOptions, annotation: str) -> "Column":
-    """Return what is compared of an annotation: null for an error."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    column = F.col(annotation)
-    value = column["label" if options.generation.task == "classify" else "text"]
-    return F.when(column["error"].isNull(), value)
+def _labelled(
+    equality: Equality,
+    tie: float,
+    answered_us: int | None,
+    score: float | None,
+    small: str | None,
+    large: str | None,
+) -> Labelled:
+    usable = None if score is None or not math.isfinite(score) else float(score)
+    return Labelled(
+        row=LabelledRow(usable, tie, equality.differ(small, large)),
+        small=None if small is None else equality.shown(small),
+        large=None if large is None else equality.shown(large),
+        answered_us=answered_us,
+    )
 
 
 def _annotation(
-    name: str, held: "DataType", wanted: "DataType", model: str, score: "Column", spec_hash: str
+    answers: "StructField", name: str, wanted: "StructField", known: Mapping[str, "Column"]
 ) -> "Column":
-    """Return an annotation as one of the output, which says whose answer it is."""
+    """Return an annotation of the struct ``answers`` as one of the output, which says whose answer it is."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StructType
 
+    held, kind, annotation = answers.dataType, wanted.dataType, F.col(answers.name)[name]
     assert isinstance(held, StructType), held
-    assert isinstance(wanted, StructType), wanted
-    known = {"model": F.lit(model), "score": score, "spec_hash": F.lit(spec_hash)}
+    held = held[name].dataType
+    assert isinstance(held, StructType), held
+    assert isinstance(kind, StructType), kind
+    answer = kind.names[0]  # of a model that scores, ``score``
     fields = []
-    for field in wanted.fields:
-        if field.name in known:
+    for field in kind.fields:
+        if field.name in known and field.name != answer:
             value = known[field.name]
         elif field.name in held.names:
-            value = conformed(F.col(name)[field.name], held[field.name].dataType, field.dataType)
+            value = conformed(annotation[field.name], held[field.name].dataType, field.dataType)
         else:
             value = F.lit(None).cast(field.dataType)
         fields.append(value.alias(field.name))

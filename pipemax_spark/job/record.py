@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from pipemax_spark.errors import EndedBy, JobError, LimitReachedError, RowCountError, cause_of, ended_by
+from pipemax_spark.job.cascade_facts import phase_facts
 from pipemax_spark.job.description import run_facts
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.job.reuse import Reused
 from pipemax_spark.job.run import Run
+from pipemax_spark.report.cascade_texts import cascade_metrics, with_costs
 from pipemax_spark.report.charts import charts_of, picture_of
 from pipemax_spark.report.engine_log import ENGINE_METRICS
 from pipemax_spark.report.findings import (
@@ -218,6 +220,7 @@ def conclude(
         counts.undone = (counts.to_do or 0) - totals.rows
     reason = too_many_errors(job, totals, counts.recovered_runs)
     summary = _summary(job, run, counts, totals, has_failed=reason is not None, limit=limit)
+    summary = _with_costs(job, summary)
     _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
     findings = replace(_findings(job, totals), drift=run.drift, advice=_advice(summary, worth_a_try))
     summary = with_accuracies(summary, findings)
@@ -230,7 +233,8 @@ def conclude(
             name = "accuracy" if accuracy.question is None else f"accuracy_{accuracy.question}"
             figures[name] = accuracy.right / accuracy.rows
     if summary.cascade is not None:
-        figures |= {f"cascade_{name}": float(summary.cascade[name]) for name in ("rows_kept", "rows_sampled")}
+        figures |= cascade_metrics(summary.cascade)
+        run.tracker.tag({"cascade": str(summary.cascade["sentence"])})
     artifacts = [path for name in _ARTIFACTS if (path := job.directory / name).exists()]
     run.tracker.finish("FAILED" if reason else "FINISHED", run.samples, figures, artifacts)
     # A store that was slow at first may have returned its run id only now.
@@ -384,6 +388,14 @@ def _summary(
         length_correlation=run.length_correlation(),
         canary=_canary_facts(run),
     )
+
+
+def _with_costs(job: Job, summary: Summary) -> Summary:
+    """Return the summary with what a cascade has cost, if there is one."""
+    if summary.cascade is None:
+        return summary
+    final = phase_facts(summary, job.options.prices)
+    return replace(summary, cascade=with_costs(summary.cascade, final, is_complete=summary.complete))
 
 
 def _cascade_facts(job: Job) -> Mapping[str, Any] | None:

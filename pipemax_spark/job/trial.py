@@ -6,10 +6,9 @@ other rows nothing is checked, so what is wrong with them stays unknown here: th
 """
 
 import contextlib
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +33,7 @@ from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.sources import Source
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 UNUSED = frozenset(
     {
@@ -49,7 +48,7 @@ UNUSED = frozenset(
 )
 """Options of the job that have no meaning here: they are about the output, the whole table, or the run."""
 _NUMBER, _PROMPT, _COMPLETED = "pipemax number", "pipemax prompt", "pipemax completed"
-_IDS, _TRUTHS = "pipemax ids", "pipemax truths"
+_IDS, _TRUTHS, _COMPARED = "pipemax ids", "pipemax truths", "pipemax compared"
 _NOT_HASHED = ("map<", "variant", "interval")
 
 
@@ -185,14 +184,19 @@ class Trial:
         annotated_schema(self._rows.schema, ANNOTATION, options.generation, options.ask)
         return requests
 
-    def answer(self, source: PromptSource, requests: "DataFrame") -> tuple[list[TriedRow], float]:
-        """Return the engine's answers to the requests, and the seconds they took. The first call loads the engine."""
+    def answer(
+        self, source: PromptSource, requests: "DataFrame", *, compared: "Sequence[Column]" = ()
+    ) -> tuple[list[TriedRow], float]:
+        """Return the engine's answers to the requests, and the seconds they took. The first call loads the engine.
+
+        ``compared`` are columns of the annotated rows that each of them brings too.
+        """
         plan, spark = self._loaded(source), self._call.spark
         spark.sparkContext.addJobTag(self._call.run_id)
         try:
             with self._call.terminal.doing("waiting for the answers"):
                 began_unix_s, began_s = time.time(), time.monotonic()
-                collected = _annotated(requests, plan, self._call.options)
+                collected = _annotated(requests, plan, self._call.options, compared)
                 seconds = time.monotonic() - began_s
         finally:
             spark.sparkContext.removeJobTag(self._call.run_id)
@@ -278,7 +282,9 @@ def in_drawn_order(rows: "DataFrame", seed: int) -> "DataFrame":
     return rows.orderBy(F.xxhash64(F.lit(seed), *hashed))
 
 
-def _annotated(requests: "DataFrame", plan: TaskPlan, options: JobOptions) -> "list[Row]":
+def _annotated(
+    requests: "DataFrame", plan: TaskPlan, options: JobOptions, compared: "Sequence[Column]"
+) -> "list[Row]":
     """Return the rows' answers in the order of the rows, each with its prompt and the instant of its completion.
 
     They come with their ids, and with the right answers and whether these were the answers.
@@ -292,10 +298,14 @@ def _annotated(requests: "DataFrame", plan: TaskPlan, options: JobOptions) -> "l
     answers = [question.name for question in plan.questions]
     completed = F.unix_micros(f"{ANNOTATION}.completed_at").alias(_COMPLETED)
     ids = F.array(*(F.col(quoted(name)).cast("string") for name in options.id_columns)).alias(_IDS)
-    compared = [Compared.of(done, gold) for gold in options.golds]
-    truths = F.array(*(F.struct(one.gold.alias("gold"), one.is_right.alias("is_right")) for one in compared))
+    judged = [Compared.of(done, gold) for gold in options.golds]
+    truths = F.array(*(F.struct(one.gold.alias("gold"), one.is_right.alias("is_right")) for one in judged))
     shown = done.select(
-        *map(quoted, (_NUMBER, _PROMPT, *answers, ANNOTATION)), completed, ids, truths.alias(_TRUTHS)
+        *map(quoted, (_NUMBER, _PROMPT, *answers, ANNOTATION)),
+        completed,
+        ids,
+        truths.alias(_TRUTHS),
+        F.array(*compared).alias(_COMPARED),
     )
     return sorted(shown.collect(), key=lambda row: int(row[_NUMBER]))
 
@@ -316,7 +326,7 @@ def _tried(row: "Row", options: JobOptions, *, began_unix_s: float) -> TriedRow:
         completion_tokens=(annotation["completion_tokens"] or 0) if "completion_tokens" in annotation else 0,
         seconds=max(0.0, row[_COMPLETED] / 1e6 - began_unix_s),
         is_cut=is_cut,
-        score=_score(annotation),
+        compared=[*row[_COMPARED]],
         ids={
             name: "" if value is None else value
             for name, value in zip(options.id_columns, row[_IDS], strict=True)
@@ -325,15 +335,3 @@ def _tried(row: "Row", options: JobOptions, *, began_unix_s: float) -> TriedRow:
             gold.answers: (one["gold"], one["is_right"]) for gold, one in truths if one["gold"] is not None
         },
     )
-
-
-def _score(annotation: "Row") -> float | None:
-    """Return how sure the model was, if the annotation says it; None for an error."""
-    if annotation["error"] is not None:
-        return None
-    fields = annotation.asDict()
-    for name in ("probability", "agreement"):
-        if fields.get(name) is not None:
-            return float(fields[name])
-    total = fields.get("logprob_sum")
-    return None if total is None else math.exp(total)

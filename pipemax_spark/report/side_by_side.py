@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -33,8 +34,8 @@ class TriedRow:
     completion_tokens: int
     seconds: float
     """From when the rows were sent until this one was complete."""
-    score: float | None = None
-    """How sure the model was, if it was asked; None for an error."""
+    compared: Sequence[Any] = ()
+    """What a cascade compares of each answer."""
     is_cut: bool = False
     """Whether an answer ended at ``--max-tokens``."""
     ids: Mapping[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pipemax.wire import Spent
 from pipemax_spark.report.accuracy import Accuracy
+from pipemax_spark.report.cascade_texts import cascade_facts
 from pipemax_spark.report.distributions import Distributions
 from pipemax_spark.report.drift import Drift
 from pipemax_spark.report.engine_rates import describe_engine, describe_replica
@@ -115,8 +116,9 @@ class Summary:
     """What the comparison of ``--canary`` came to: ``rows``, ``earlier_run``, ``earlier_rows``, the distributions that
     have ``moved``, and the ``smallest_p_value``; None if there was none."""
     cascade: Mapping[str, Any] | None = None
-    """What the certificate of ``--cascade`` says: its ``sentence`` and ``certificate``, ``rows_kept``, ``rows_sampled``
-    and the two models; None without one."""
+    """What the certificate of ``--cascade`` says: its ``sentence`` and ``certificate``, ``rows``, ``rows_kept``,
+    ``rows_sampled``, the two models, what the ``phases`` took, ``costs`` with and without the small model, and what the
+    sampled rows show; with ``--ask`` the ``questions``' certificates by name. None without one."""
     length_correlation: float | None = None
     """The correlation of the logarithms of prompts' and answers' lengths, as engines under stock vLLM learned it in
     this run, or in an earlier one on the same output; None if none has. The next run orders its rows by it."""
@@ -235,6 +237,7 @@ def facts_of(summary: Summary, findings: Findings, prices: Prices) -> list[tuple
     facts += [*_still_to_do(summary), *_canary(findings)]
     if summary.cascade is not None:
         facts.append(("Cascade", str(summary.cascade["sentence"])))
+        facts += [(f"  {name}", text) for name, text in cascade_facts(summary.cascade)]
     for accuracy in findings.accuracies:
         facts += accuracy.facts()
     facts += findings.distributions.facts()

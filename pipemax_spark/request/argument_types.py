@@ -136,6 +136,11 @@ def checked_arguments(function: Callable[..., object], values: Mapping[str, Any]
             called = f"{getattr(function, '__name__', 'it')}()"
             if (replacement := removed_argument(name)) is not None:
                 raise TypeError(f"{called} does not take {name!r}: {replacement}")
+            if name == "cascade":
+                raise TypeError(
+                    f"{called} does not take 'cascade': its promise is about all rows of a table; use "
+                    "annotate_table(…, cascade=…)"
+                )
             raise TypeError(
                 f"{called} got an unexpected keyword argument {name!r}.{did_you_mean(name, parameters)}"
             )

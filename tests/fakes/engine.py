@@ -22,6 +22,7 @@ import hashlib
 import heapq
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -254,20 +255,21 @@ class FakeEngine(IdleEngine):
             return _error(request, ErrorCode.PROMPT_TOO_LONG, message), 0.0
         if request.sampling.is_pooling:
             return pooled(request, prompt, prompt_tokens=prompt_tokens), 0.0
-        text, slow_s = self._text(request, prompt)
+        is_wrong = makes_mistake(prompt, self._options.errs)
+        text, slow_s = self._text(request, f"{prompt} mistaken" if is_wrong else prompt)
         if text is None:
             return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0
         if "unknown" in (request.sampling.response_format or ""):
             return _error(request, ErrorCode.ENGINE_ERROR, f"{REFUSED}: unknown type"), 0.0
         thinks = self._config.reasoning_parser is not None
-        is_wrong = makes_mistake(prompt, self._options.errs)
-        completion = answered(
-            request, f"{text} mistaken" if is_wrong else text, prompt_tokens=prompt_tokens, thinks=thinks
-        )
-        if self._options.errs and completion.probability is not None:
+        completion = answered(request, text, prompt_tokens=prompt_tokens, thinks=thinks)
+        if self._options.errs:
             # Surer of what is right, and as sure of some of what is wrong.
             sure = (0.9 if is_wrong else 1.0) - 0.4 * _share(f"sure of {prompt}")
-            completion = dataclasses.replace(completion, probability=sure)
+            if completion.probability is not None:
+                completion = dataclasses.replace(completion, probability=sure)
+            if completion.logprob_sum is not None:
+                completion = dataclasses.replace(completion, logprob_sum=math.log(sure))
         return completion, slow_s
 
     def _seen(self, part: str | Image) -> str:

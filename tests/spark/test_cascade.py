@@ -14,9 +14,10 @@ from pipemax_spark.cascade.certificate import Certificate
 from pipemax_spark.errors import JobError
 from pipemax_spark.job import cascade
 from pipemax_spark.job.cascade import CascadeJob
+from pipemax_spark.request.questions import read_questions
 from pipemax_spark.storage.cascade_store import CascadeStore
 from tests.fakes.settings import fake_config
-from tests.spark.conftest import Jobs
+from tests.spark.conftest import Jobs, object_schema
 
 _CHOICES = ("bread", "cheese", "fruit", "nuts")
 _SMALL = {**fake_config("fake-small", errs=0.2)}
@@ -223,3 +224,54 @@ def test_a_small_model_that_is_mostly_wrong_where_it_is_surest_keeps_nothing(job
     assert facts["rows_kept"] == 0
     assert facts["sentence"].startswith("All 400 rows go to the large model: of ")
     assert {row["annotation"]["model"] for row in jobs.rows()} == {"fake"}
+
+
+@pytest.mark.long  # four jobs; tests/spark/test_cascade_rows.py shows the rows
+def test_each_question_has_a_certificate_and_a_row_keeps_only_what_all_of_them_allow(jobs: Jobs) -> None:
+    jobs.write_input(texts(0, 500))
+    schema = object_schema(price={"type": "integer"}, note={"type": "string"})
+    ask = read_questions(
+        {
+            "kind": {"template": " Kind?", "choice": list(_CHOICES)},
+            "deal": {"template": " Deal?", "response_format": json.loads(schema)},
+        },
+        GenerationSpec(max_tokens=16),
+    )
+    changes: dict[str, Any] = {
+        "generation": GenerationSpec(max_tokens=16),
+        "ask": ask,
+        "agree": 0.8,
+        "agree_fields": ("deal.price",),
+    }
+    summary = run_cascade(jobs, **changes, summary=str(jobs.directory / "summary.json"))
+    assert summary.complete
+    facts, rows = facts_of(jobs, "summary.json"), {row["id"]: row for row in jobs.rows()}
+    assert len(rows) == len(jobs.rows()) == 500
+    kept = [row for row in rows.values() if row["annotation"]["model"] == "fake-small"]
+    assert len(kept) == facts["rows_kept"] > 50
+    certificates = {
+        name: Certificate.from_json(json.dumps(of_question["certificate"]))
+        for name, of_question in facts["questions"].items()
+    }
+    assert {certificate.draw.confidence for certificate in certificates.values()} == {0.975}
+    assert facts["sentence"].endswith("Together this holds with 95 % confidence.")
+    for row in kept:
+        for name, certificate in certificates.items():
+            assert row[name]["model"] == "fake-small"
+            threshold = certificate.cut.threshold
+            assert threshold is not None
+            assert row[name]["score"] >= threshold[0]
+        assert row["annotation"]["score"] == min(row[name]["score"] for name in certificates)
+    with jobs.terminal() as terminal:
+        alone = replace(jobs.defaults, **changes, cascade=None, output=str(jobs.directory / "large-alone"))
+        cascade.AnnotationJob(jobs.spark, alone, terminal).run()
+    large = {row["id"]: row for row in jobs.spark.read.format("delta").load(alone.output).collect()}
+    misses = {
+        "kind": sum(row["kind"]["text"] != large[key]["kind"]["text"] for key, row in rows.items()),
+        "deal": sum(
+            row["deal"]["parsed"]["price"] != large[key]["deal"]["parsed"]["price"]
+            for key, row in rows.items()
+        ),
+    }
+    for name, certificate in certificates.items():
+        assert 0 < misses[name] <= certificate.max_misses <= certificate.budget_rows == 100

@@ -1,17 +1,27 @@
 """A cascade's decisions in Spark are those in Python, to the last bit."""
 
+import json
 import math
 import random
 from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipemax.wire import GenerationSpec
 from pipemax_spark.cascade.certificate import certify
 from pipemax_spark.cascade.coins import coin_sql, tie_break_sql
 from pipemax_spark.cascade.draw import Draw
-from pipemax_spark.cascade.ordered_rows import LabelledRow
-from pipemax_spark.job.cascade_rows import keeps_small, manifest_digest, sampled_rows
+from pipemax_spark.cascade.ordered_rows import Kept, LabelledRow
+from pipemax_spark.job.cascade_options import answers_of
+from pipemax_spark.job.cascade_rows import CascadeRows, keeps_small, manifest_digest, sampled_rows
+from pipemax_spark.options import Certified, JobOptions
+from pipemax_spark.request.prompts import PromptSource
+from pipemax_spark.request.questions import read_questions
 
 _DRAW = Draw(
     seed="0123456789abcdef0123456789abcdef",
@@ -76,3 +86,113 @@ def test_a_manifest_is_known_by_its_rows_in_any_order(spark: Any) -> None:
         for some in (rows, rows[::-1], rows[:-1])
     )
     assert first == second != other
+
+
+_ERROR = "error struct<code: string, message: string>"
+_TABLE = (
+    f"id long, text string, kind struct<text: string, probability: double, {_ERROR}>, "
+    f"deal struct<text: string, parsed: struct<price: bigint>, logprob_sum: double, {_ERROR}>, "
+    f"annotation struct<prompt_tokens: int, {_ERROR}, completed_at: timestamp>"
+)
+
+
+def _options(**changes: Any) -> JobOptions:
+    values: dict[str, Any] = {
+        "input": "in",
+        "output": "out",
+        "source": PromptSource(template="{text}"),
+        "engine": {"model": "large"},
+        "log_dir": Path("logs"),
+    }
+    return JobOptions(**values | changes)
+
+
+def _answers_of_a_row(rng: random.Random, number: int, *, errs: float) -> tuple[Any, ...]:
+    """A row of ``_TABLE``, whose answers are those of its number but for this share of mistakes, which are unsure."""
+    price, kind = number % 7, "ab"[number % 2]
+    is_wrong, is_other = rng.random() < errs, rng.random() < errs
+    sure = [rng.uniform(0.3, 0.8) if wrong else rng.uniform(0.5, 1) for wrong in (is_wrong, is_other)]
+    fault = ("engine_error", "x") if number % 50 == 0 and errs else None
+    deal = price + is_other
+    return (
+        number,
+        f"text {number}",
+        (kind if not is_wrong else "c", sure[0], None),
+        (json.dumps({"price": deal, "note": f"{errs}"}), (deal,), math.log(sure[1]), fault),
+        (5, fault, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)),
+    )
+
+
+def test_a_row_keeps_the_small_answers_if_each_of_them_may_be_kept(spark: Any) -> None:
+    """Of a choice and of a schema's field, over tables as the jobs of a cascade write them."""
+    plain = GenerationSpec()
+    schema = {"type": "object", "properties": {"price": {"type": "integer"}}, "required": ["price"]}
+    asked = {
+        "kind": {"template": "?", "choice": ["a", "b", "c"]},
+        "deal": {"template": "?", "response_format": schema},
+    }
+    options = _options(
+        generation=plain,
+        ask=read_questions(asked, plain),
+        id_columns=("id",),
+        agree_fields=("deal.price",),
+        certified=Certified(spec={}, model="large"),
+    )
+    answers, draw = answers_of(options), replace(_DRAW, rows=900, agree=0.9, sample_share=0.3)
+    rows = spark.range(900).selectExpr("id", "concat('text ', id) AS text")
+    rng = random.Random(1)
+    small = {number: _answers_of_a_row(rng, number, errs=0.15) for number in range(900)}
+    is_sampled = {row["id"] for row in sampled_rows(rows, draw, ("id",)).collect()}
+    large = [_answers_of_a_row(rng, number, errs=0.0) for number in sorted(is_sampled)]
+    both = CascadeRows(
+        options,
+        rows=rows,
+        small=spark.createDataFrame([*small.values()], _TABLE),
+        labels=spark.createDataFrame(large, _TABLE),
+    )
+    labelled = list(both.labelled(draw, answers))
+    assert len(labelled) == len(is_sampled)
+    assert len({kind.answered_us for kind, _ in labelled}) == len(labelled)
+    certificates = [certify(draw, (of_row[place].row for of_row in labelled)) for place in (0, 1)]
+    assert [certificate.cut.kept for certificate in certificates] == [Kept.ABOVE, Kept.ABOVE]
+
+    final = both.answered(certificates, answers, rows.schema, "spec", models=("small", "large")).collect()
+    of_large = {row["id"] for row in final if row["annotation"]["model"] == "large"}
+    kept = {row["id"]: row for row in final if row["annotation"]["model"] == "small"}
+    assert of_large == is_sampled
+    expected = {
+        number
+        for number, (_, _, kind, deal, _) in small.items()
+        if number not in is_sampled
+        and deal[3] is None
+        and certificates[0].keeps(kind[1], 0.0, is_sampled=False)
+        and certificates[1].keeps(math.exp(deal[2]), 0.0, is_sampled=False)
+    }
+    assert kept.keys() == expected
+    assert 50 < len(expected) < 600
+    for number, row in kept.items():
+        _, _, kind, deal, _ = small[number]
+        scores = kind[1], math.exp(deal[2])
+        assert (row["kind"]["score"], row["deal"]["score"]) == pytest.approx(scores)
+        assert row["annotation"]["score"] == pytest.approx(min(scores))
+        assert (row["kind"]["text"], row["deal"]["parsed"]["price"]) == (kind[0], deal[1][0])
+        assert {row[name]["model"] for name in ("kind", "deal", "annotation")} == {"small"}
+
+
+def test_classes_of_several_labels_are_a_set_as_sure_as_the_label_nearest_to_one_half(spark: Any) -> None:
+    rows = [
+        ("a", {"a": 0.9, "b": 0.1}, 0.9, None),
+        ("a", {"a": 0.9, "b": 0.8}, 0.9, None),
+        ("a", {"a": 0.4, "b": 0.1}, 0.4, None),
+        (None, None, None, ("engine_error", "x")),
+    ]
+    kind = f"label string, probabilities map<string, double>, probability double, {_ERROR}"
+    annotation = F.struct(F.struct("label", "probabilities", "probability", "error").alias("annotation"))
+    (answer,) = answers_of(_options(generation=GenerationSpec(task="classify")))
+    found = (
+        spark.createDataFrame(rows, kind).select(answer.score(annotation), answer.value(annotation)).collect()
+    )
+    scores, values = zip(*found, strict=True)
+    assert [*scores[:3]] == pytest.approx([0.9, 0.3, 0.1])
+    assert scores[3] is values[3] is None
+    assert [answer.equality.shown(value) for value in values[:3]] == ["a", "a, b", "(none)"]

@@ -256,6 +256,12 @@ def test_thinking_is_split_off_and_counted() -> None:
     assert (completion.reasoning, completion.text, completion.reasoning_tokens) == (None, "42", 4)
 
 
+def test_thoughts_do_not_count_in_an_answer_s_logprobs() -> None:
+    model = Model(lambda ask: replace(text("hm#ok"), logprobs=[-9.0, -9.0, -9.0, -1.0, -3.0]), HashThinking())
+    completion = model.run(include_reasoning=True, logprobs=True)
+    assert (completion.text, completion.logprob_sum, completion.logprob_mean) == ("ok", -4.0, -2.0)
+
+
 def test_thinking_that_is_cut_is_an_error_with_what_was_cut() -> None:
     model = Model(by_attempt(text("hmmm", "length"), text("hm#ok")), HashThinking())
     completion = model.run(include_reasoning=True)

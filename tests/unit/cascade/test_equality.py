@@ -30,6 +30,10 @@ VALUES = st.recursive(
 )
 
 
+def classes(label: str, *labels: str, excludes: bool = True) -> str:
+    return json.dumps({"excludes": excludes, "label": label, "labels": labels})
+
+
 def by_schema(**settings: Any) -> Equality:
     return Equality(answers=Answers.JSON, schema=Schema.of(SCHEMA), **settings)
 
@@ -177,3 +181,36 @@ def test_what_cannot_be_compared_is_refused_by_the_options_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Equality(**settings)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "differ"),
+    [
+        (classes("bug"), classes("bug", "bug"), False),
+        (classes("bug", "bug"), classes("praise", "praise"), True),
+        (
+            classes("bug", "bug", "slow", excludes=False),
+            classes("slow", "bug", "slow", excludes=False),
+            False,
+        ),
+        (classes("bug", "bug", excludes=False), classes("bug", "bug", "slow", excludes=False), True),
+        (classes("bug", excludes=False), classes("slow", excludes=False), False),
+        # One of them adds up to 1 by chance.
+        (classes("bug", "bug", excludes=True), classes("bug", "bug", excludes=False), False),
+        (classes("bug", "bug"), None, True),
+    ],
+)
+def test_classes_are_the_likeliest_one_or_a_set_of_labels(
+    small: str, large: str | None, differ: bool
+) -> None:
+    equality = Equality(answers=Answers.CLASSES)
+    assert equality.differ(small, large) is equality.differ(large, small) is differ
+
+
+def test_classes_are_shown_as_labels() -> None:
+    equality = Equality(answers=Answers.CLASSES)
+    shown = map(
+        equality.shown,
+        (classes("bug"), classes("bug", "bug", "slow", excludes=False), classes("bug", excludes=False)),
+    )
+    assert [*shown] == ["bug", "bug, slow", "(none)"]

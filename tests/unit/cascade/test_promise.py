@@ -113,3 +113,12 @@ def test_no_table_breaks_the_promise_more_often_than_the_rule_says(
     assert worst_budget == pytest.approx(chance(allowed, promise.budget(rows) + 1, sample_share), abs=1e-9)
     assert worst_budget <= promise.risk
     assert worst_bound <= promise.risk + 1e-12
+
+
+def test_promises_of_several_columns_hold_together() -> None:
+    promise = Promise(agree=0.97, confidence=0.95)
+    assert promise.of_each(1) == promise
+    for number in (2, 3, 7):
+        of_each = promise.of_each(number)
+        assert of_each.agree == promise.agree
+        assert number * of_each.risk == pytest.approx(promise.risk, rel=1e-12)

@@ -182,3 +182,11 @@ def test_what_the_driver_may_not_look_into_is_left_to_the_preflight(tmp_path: Pa
     """As another user's home; a name that is too long is an error for root as well."""
     hidden = str(tmp_path / ("long" * 100))
     assert engine_config({"lora": {"r": hidden}}, hidden) == {"model": hidden, "lora": {"r": hidden}}
+
+
+def test_a_cascade_is_refused_by_name_where_there_is_no_table() -> None:
+    for function in (annotate, compare_prompts, pipemax_udf):
+        with pytest.raises(
+            TypeError, match=r"does not take 'cascade': .* use annotate_table\(…, cascade=…\)"
+        ):
+            call(function, model="m", cascade="small.yaml")

@@ -1,0 +1,72 @@
+"""Say what a cascade came to, in texts: who answered, and what it cost with and without the small model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipemax_spark.report.row_parts import cut
+
+_MEASURES = ("seconds", "tokens", "cost")
+_NO_WORK = {"rows": 0, "seconds": 0.0, "tokens": 0, "cost": 0.0}
+
+
+def with_costs(facts: Mapping[str, Any], final: Mapping[str, Any], *, is_complete: bool) -> dict[str, Any]:
+    """Return the facts with ``costs``: of both models, and of the large one alone by the rate of its own rows.
+
+    ``final`` is the phase that filled the output. The costs are not known if another run has done a part of the
+    work, if rows are left, or if the large model answered none.
+    """
+    phases = {**facts["phases"], "final": final}
+    small, *large = (phases.get(name, _NO_WORK) for name in ("small", "labels", "final"))
+    asked = sum(phase["rows"] for phase in large)
+    costs = None
+    if is_complete and small["rows"] == facts["rows"] and asked:
+        scale = facts["rows"] / asked
+        costs = {
+            "both": {name: _sum(name, small, *large) for name in _MEASURES},
+            "large_alone": {
+                name: None if (total := _sum(name, *large)) is None else total * scale for name in _MEASURES
+            },
+        }
+    return {**facts, "phases": phases, "costs": costs}
+
+
+def cascade_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the report says of a cascade below the certificate's sentence: name and text."""
+    rows, kept = facts["rows"], facts["rows_kept"]
+    named = [
+        (
+            "by model",
+            f"{kept:,} rows ({kept / rows:.1%}) {cut(facts['small_model'])}, {rows - kept:,} "
+            f"({(rows - kept) / rows:.1%}) {cut(facts['large_model'])}",
+        )
+    ]
+    if (costs := facts.get("costs")) is not None:
+        with_small, alone = (_cost_text(costs[name]) for name in ("both", "large_alone"))
+        named.append(
+            (
+                "what it took",
+                f"{with_small}; the large model alone about {alone}, by the rate of its own rows",
+            )
+        )
+    named.append(("with itself", facts["repeats"]))
+    return named
+
+
+def cascade_metrics(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that MLflow gets, by name; with several questions, the bounds have their names."""
+    metrics = {f"cascade_{name}": float(facts[name]) for name in ("rows", "rows_kept", "rows_sampled")}
+    for name, of_answer in facts.get("questions", {"": facts}).items():
+        metrics[f"cascade_max_misses{name and '_'}{name}"] = float(of_answer["certificate"]["max_misses"])
+    for whose, costs in (facts.get("costs") or {}).items():
+        metrics |= {f"cascade_{whose}_{name}": value for name, value in costs.items() if value is not None}
+    return metrics
+
+
+def _sum(name: str, *phases: Mapping[str, Any]) -> float | None:
+    values = [phase[name] for phase in phases]
+    return None if None in values else sum(values)
+
+
+def _cost_text(cost: Mapping[str, Any]) -> str:
+    price = "" if cost["cost"] is None else f", cost {cost['cost']:,.2f}"
+    return f"{cost['seconds'] / 3600:,.2f} h at work, {cost['tokens']:,.0f} tokens{price}"

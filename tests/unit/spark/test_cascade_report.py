@@ -1,0 +1,132 @@
+"""What the report and MLflow say of a cascade."""
+
+from typing import Any
+
+import pytest
+
+from pipemax.wire import GenerationSpec
+from pipemax_spark.cascade.certificate import certify
+from pipemax_spark.cascade.equality import Answers, Equality
+from pipemax_spark.cascade.ordered_rows import LabelledRow
+from pipemax_spark.job.cascade_answers import ComparedAnswer
+from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, repeats
+from pipemax_spark.report.cascade_part import cascade_part
+from pipemax_spark.report.cascade_texts import cascade_facts, cascade_metrics, with_costs
+from tests.unit.cascade.draws import make_draw
+
+LABELLED = [
+    Labelled(
+        row=LabelledRow(1 - number / 1_000, 0.5, number % 10 == 9 or number >= 150),
+        small="<b>" if number % 2 else "c",
+        large="c",
+        answered_us=number,
+    )
+    for number in range(200)
+]
+RUN: dict[str, Any] = {
+    "rows": 1_000,
+    "rows_kept": 600,
+    "rows_sampled": 200,
+    "small_model": "little",
+    "large_model": "big",
+    "repeats": repeats([GenerationSpec()]),
+    "phases": {
+        "small": {"rows": 1_000, "seconds": 360.0, "tokens": 5_000, "cost": 1.0},
+        "labels": {"rows": 200, "seconds": 720.0, "tokens": 1_000, "cost": 4.0},
+    },
+}
+FINAL = {"rows": 200, "seconds": 720.0, "tokens": 1_400, "cost": 6.0}
+
+
+def findings(*columns: str) -> list[Finding]:
+    draw = make_draw(rows=1_000, agree=0.9, sample_share=0.2)
+    return [
+        Finding(
+            answer=ComparedAnswer(
+                column=column, generation=GenerationSpec(), equality=Equality(answers=Answers.TEXT)
+            ),
+            labelled=LABELLED,
+            certificate=certify(draw, (one.row for one in LABELLED)),
+        )
+        for column in columns
+    ]
+
+
+def facts_of(*columns: str, shows_answers: bool = True) -> dict[str, Any]:
+    return RUN | certified_facts(findings(*columns), 600, confidence=0.95, shows_answers=shows_answers)
+
+
+def test_costs_with_the_small_model_stand_next_to_those_of_the_large_one_by_its_own_rate() -> None:
+    facts = with_costs(facts_of("annotation"), FINAL, is_complete=True)
+    assert facts["costs"] == {
+        "both": {"seconds": 1_800, "tokens": 7_400, "cost": 11},
+        "large_alone": {"seconds": 3_600, "tokens": 6_000, "cost": 25},
+    }
+    assert dict(cascade_facts(facts)) == {
+        "by model": "600 rows (60.0%) little, 400 (40.0%) big",
+        "what it took": "0.50 h at work, 7,400 tokens, cost 11.00; the large model alone about 1.00 h at work, 6,000 "
+        "tokens, cost 25.00, by the rate of its own rows",
+        "with itself": "the large model repeats its answers by its settings (temperature 0), so no row is asked twice",
+    }
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_costs_are_left_out_of_a_run_that_has_not_done_all_of_the_work(is_resumed: bool) -> None:
+    facts = facts_of("annotation")
+    if is_resumed:
+        facts["phases"] = {"small": facts["phases"]["small"] | {"rows": 0}}
+    facts = with_costs(facts, FINAL, is_complete=is_resumed)
+    assert facts["costs"] is None
+    assert "what it took" not in dict(cascade_facts(facts))
+
+
+def test_costs_without_prices_are_hours_and_tokens() -> None:
+    facts = facts_of("annotation")
+    facts["phases"] = {name: phase | {"cost": None} for name, phase in facts["phases"].items()}
+    texts = dict(cascade_facts(with_costs(facts, FINAL | {"cost": None}, is_complete=True)))
+    assert "cost" not in texts["what it took"]
+
+
+def test_the_page_shows_agreement_with_intervals_by_label_and_tenth_and_the_surest_disagreements() -> None:
+    page = cascade_part(with_costs(facts_of("annotation"), FINAL, is_complete=True))
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    # The last quarter of the sample differs.
+    tenths = facts_of("annotation")["tenths"]
+    assert [tenth["agreeing"] for tenth in tenths] == [18] * 7 + [9, 0, 0]
+    assert "90.0% (95 %: 69.9% to 97.2%)" in page
+    assert page.index("0.991") < page.index("0.981"), "the surest first"
+    assert cascade_part(None) == ""
+
+
+def test_rows_are_not_shown_where_none_may_be() -> None:
+    page = cascade_part(facts_of("annotation", shows_answers=False))
+    assert "&lt;b&gt;" not in page
+    assert "The cascade" in page
+
+
+def test_each_question_has_a_sentence_tables_and_a_metric() -> None:
+    facts = facts_of("topic", "tone")
+    page = cascade_part(facts)
+    assert facts["sentence"].startswith("topic: ")
+    assert " tone: " in facts["sentence"]
+    assert facts["sentence"].endswith("Together this holds with 95 % confidence.")
+    assert "topic: Sampled rows that differ" in page
+    assert "tone: Sampled rows that differ" in page
+    metrics = cascade_metrics(facts)
+    assert metrics["cascade_rows_kept"] == 600
+    assert metrics["cascade_max_misses_topic"] == metrics["cascade_max_misses_tone"] > 0
+
+
+def test_metrics_hold_the_bound_and_the_costs() -> None:
+    metrics = cascade_metrics(with_costs(facts_of("annotation"), FINAL, is_complete=True))
+    assert metrics["cascade_max_misses"] == findings("annotation")[0].certificate.max_misses
+    assert metrics["cascade_large_alone_seconds"] == 3_600
+    assert metrics["cascade_both_cost"] == 11
+
+
+def test_how_the_large_model_repeats_its_answers_is_said() -> None:
+    assert "(temperature 0)" in repeats([GenerationSpec()])
+    assert "(temperature 0 and a seed)" in repeats(
+        [GenerationSpec(), GenerationSpec(temperature=1.0, seed=1)]
+    )
