@@ -183,6 +183,12 @@ class Completion:
         "`logprob_sum` divided by the answer's tokens",
         is_asked=lambda settings: settings.logprobs and not settings.choice,
     )
+    field_probabilities: tuple[tuple[str, float], ...] | None = carried(
+        None,
+        pa.map_(pa.string(), pa.float64()),
+        "with `--logprobs` and `--response-format`: each of the answer's fields with its probability",
+        is_asked=lambda settings: settings.logprobs and settings.response_format is not None,
+    )
     probabilities: tuple[tuple[str, float], ...] | None = carried(
         None,
         pa.map_(pa.string(), pa.float64()),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.cascade.equality import Equality
+from pipemax_spark.cascade.equality import Answers, Equality
 from pipemax_spark.rows.annotated import ANNOTATION
 
 if TYPE_CHECKING:
@@ -52,7 +52,17 @@ class ComparedAnswer:
             score = column["agreement"]
         else:
             score = F.exp(column["logprob_sum"])
+            if self.equality.answers is Answers.JSON:
+                score = F.coalesce(self._least_sure_field(column["field_probabilities"]), score)
         return F.when(column.isNotNull() & column["error"].isNull(), score.cast("double"))
+
+    def _least_sure_field(self, probabilities: "Column") -> "Column":
+        """Return the least probability of a compared field; null if none is known."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        fields = self.equality.fields
+        of_fields = F.array(*(F.try_element_at(probabilities, F.lit(name)) for name in fields))
+        return F.array_min(of_fields if fields else F.map_values(probabilities))
 
     def value(self, annotations: "Column") -> "Column":
         """Return what ``equality`` compares, as text: null for an error, and without an annotation."""
@@ -66,7 +76,7 @@ class ComparedAnswer:
                     F.struct(
                         _excludes(column).alias("excludes"),
                         column["label"].alias("label"),
-                        F.array_sort(labels).alias("labels"),
+                        F.coalesce(F.array_sort(labels), F.array().cast("array<string>")).alias("labels"),
                     )
                 )
             case "score":
@@ -91,4 +101,4 @@ def _excludes(column: "Column") -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
     total = F.aggregate(F.map_values(column["probabilities"]), F.lit(0.0), lambda sum_, p: sum_ + p)
-    return F.abs(total - 1) <= _SUMS_TO_ONE
+    return F.coalesce(F.abs(total - 1) <= _SUMS_TO_ONE, F.lit(True))  # an endpoint tells the label's only

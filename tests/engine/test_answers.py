@@ -1,6 +1,7 @@
 """Constrained answers, confidence, samples, attempts and thinking on real vLLM, under both schedulers."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -60,6 +61,28 @@ def test_an_answer_s_logprob_is_that_of_transformers(engine: OfflineEngine) -> N
     expected = sum(found[place][token].item() for place, token in enumerate(tokens))
     assert completion.logprob_sum == pytest.approx(expected, abs=1e-3)
     assert completion.logprob_mean == pytest.approx(expected / len(tokens), abs=1e-3)
+
+
+def test_a_field_is_as_probable_as_the_answer_of_which_the_schema_forces_all_else(
+    engine: OfflineEngine,
+) -> None:
+    for completion in ask(engine, demo_prompts(4), max_tokens=24, response_format=SCHEMA, logprobs=True):
+        ((name, probability),) = completion.field_probabilities or ()
+        assert completion.logprob_sum is not None
+        assert (name, probability) == ("section", pytest.approx(math.exp(completion.logprob_sum), abs=1e-3))
+
+
+def test_thoughts_do_not_count_in_an_answer_s_logprob(engine: OfflineEngine) -> None:
+    prompt = demo_prompts(1)[0]
+    thoughtful: dict[str, Any] = {"chat_template_kwargs": THINKS, "include_reasoning": True}
+    (completion,) = ask(engine, [prompt], max_tokens=24, logprobs=True, **thoughtful)
+    found = log_probabilities(prompt, list(completion.token_ids))
+    assert completion.reasoning_tokens == 3
+    expected = sum(
+        found[place][token].item() for place, token in enumerate(completion.token_ids) if place >= 3
+    )
+    assert completion.logprob_sum == pytest.approx(expected, abs=1e-3)
+    assert completion.logprob_mean == pytest.approx(expected / (len(completion.token_ids) - 3), abs=1e-3)
 
 
 def test_regular_expressions_and_grammars_are_obeyed_whatever_the_prompt(engine: OfflineEngine) -> None:

@@ -72,6 +72,7 @@ def _written(ask: Ask, text: str, thinking: FakeThinking | None) -> Reply:
         token_ids=tokens,
         finish_reason=reason if is_cut else "stop",
         logprobs=[-0.5] * len(tokens) if sampling.logprobs else None,
+        pieces=text.split(),
     )
 
 

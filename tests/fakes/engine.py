@@ -253,9 +253,11 @@ class FakeEngine(IdleEngine):
         if prompt_tokens + 1 > longest:
             message = f"the prompt has {prompt_tokens} tokens, max_model_len is {longest}"
             return _error(request, ErrorCode.PROMPT_TOO_LONG, message), 0.0
-        if request.sampling.is_pooling:
-            return pooled(request, prompt, prompt_tokens=prompt_tokens), 0.0
         is_wrong = makes_mistake(prompt, self._options.errs)
+        if request.sampling.is_pooling:
+            if is_wrong and request.prompt is not None:
+                request = dataclasses.replace(request, prompt=f"{prompt} mistaken")
+            return pooled(request, prompt, prompt_tokens=prompt_tokens), 0.0
         text, slow_s = self._text(request, f"{prompt} mistaken" if is_wrong else prompt)
         if text is None:
             return _error(request, ErrorCode.ENGINE_ERROR, "the fake failed this row, as it was told"), 0.0
@@ -269,7 +271,13 @@ class FakeEngine(IdleEngine):
             if completion.probability is not None:
                 completion = dataclasses.replace(completion, probability=sure)
             if completion.logprob_sum is not None:
-                completion = dataclasses.replace(completion, logprob_sum=math.log(sure))
+                completion = dataclasses.replace(
+                    completion,
+                    logprob_sum=math.log(sure),
+                    field_probabilities=tuple(
+                        (name, sure) for name, _ in completion.field_probabilities or ()
+                    ),
+                )
         return completion, slow_s
 
     def _seen(self, part: str | Image) -> str:

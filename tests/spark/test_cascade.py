@@ -14,8 +14,10 @@ from pipemax_spark.cascade.certificate import Certificate
 from pipemax_spark.errors import JobError
 from pipemax_spark.job import cascade
 from pipemax_spark.job.cascade import CascadeJob
+from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.request.questions import read_questions
 from pipemax_spark.storage.cascade_store import CascadeStore
+from tests.fakes.pooled import LABELS, vector
 from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs, object_schema
 
@@ -229,16 +231,19 @@ def test_a_small_model_that_is_mostly_wrong_where_it_is_surest_keeps_nothing(job
 @pytest.mark.long  # four jobs; tests/spark/test_cascade_rows.py shows the rows
 def test_each_question_has_a_certificate_and_a_row_keeps_only_what_all_of_them_allow(jobs: Jobs) -> None:
     jobs.write_input(texts(0, 500))
+    # The large model thinks, the small one does not; thoughts are no part of what is compared.
+    thoughtful = GenerationSpec(max_tokens=64, include_reasoning=True)
     schema = object_schema(price={"type": "integer"}, note={"type": "string"})
     ask = read_questions(
         {
             "kind": {"template": " Kind?", "choice": list(_CHOICES)},
             "deal": {"template": " Deal?", "response_format": json.loads(schema)},
         },
-        GenerationSpec(max_tokens=16),
+        thoughtful,
     )
     changes: dict[str, Any] = {
-        "generation": GenerationSpec(max_tokens=16),
+        "generation": thoughtful,
+        "engine": {**jobs.defaults.engine, "reasoning_parser": "qwen3"},
         "ask": ask,
         "agree": 0.8,
         "agree_fields": ("deal.price",),
@@ -257,11 +262,12 @@ def test_each_question_has_a_certificate_and_a_row_keeps_only_what_all_of_them_a
     assert facts["sentence"].endswith("Together this holds with 95 % confidence.")
     for row in kept:
         for name, certificate in certificates.items():
-            assert row[name]["model"] == "fake-small"
+            assert (row[name]["model"], row[name]["reasoning"]) == ("fake-small", None)
             threshold = certificate.cut.threshold
             assert threshold is not None
             assert row[name]["score"] >= threshold[0]
         assert row["annotation"]["score"] == min(row[name]["score"] for name in certificates)
+    assert all(row["kind"]["reasoning"] for row in rows.values() if row["annotation"]["model"] == "fake")
     with jobs.terminal() as terminal:
         alone = replace(jobs.defaults, **changes, cascade=None, output=str(jobs.directory / "large-alone"))
         cascade.AnnotationJob(jobs.spark, alone, terminal).run()
@@ -275,3 +281,36 @@ def test_each_question_has_a_certificate_and_a_row_keeps_only_what_all_of_them_a
     }
     for name, certificate in certificates.items():
         assert 0 < misses[name] <= certificate.max_misses <= certificate.budget_rows == 100
+
+
+@pytest.mark.long  # four jobs
+def test_classes_and_scores_are_kept_as_far_as_they_agree(jobs: Jobs) -> None:
+    jobs.write_input(texts(0, 400))
+    classify = {
+        "generation": GenerationSpec(task="classify"),
+        "engine": {"model": "fake", "task": "classify"},
+    }
+    summary = run_cascade(jobs, **classify, agree=0.8, summary=str(jobs.directory / "summary.json"))
+    assert summary.complete
+    facts, rows = facts_of(jobs, "summary.json"), {row["id"]: row["annotation"] for row in jobs.rows()}
+    by_model = Counter(row["model"] for row in rows.values())
+    assert by_model["fake-small"] == facts["rows_kept"] > 50
+    truth = {number: LABELS[int(vector(f"Say {text}", 2).argmax())] for number, text in texts(0, 400)}
+    misses = sum(row["label"] != truth[number] for number, row in rows.items())
+    assert 0 < misses <= facts["certificate"]["max_misses"] <= 80
+    assert all(row["score"] == row["probability"] for row in rows.values() if row["model"] == "fake-small")
+
+    scoring = {
+        "generation": GenerationSpec(task="score"),
+        "engine": {"model": "fake", "task": "score"},
+        "source": PromptSource(prompt_column="text", query_column="text"),
+        "agree_tolerance": "0.01",
+    }
+    output = str(jobs.directory / "scored")
+    summary = run_cascade(jobs, **scoring, output=output, summary=str(jobs.directory / "scores.json"))
+    assert summary.complete
+    scored = [row["annotation"] for row in jobs.spark.read.format("delta").load(output).collect()]
+    assert {round(row["score"], 4) for row in scored} == {1.0}, "of a text with itself"
+    facts = facts_of(jobs, "scores.json")
+    assert facts["certificate"]["cut"]["kept"] == "all"
+    assert facts["rows_kept"] == 400 - facts["rows_sampled"]

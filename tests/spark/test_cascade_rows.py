@@ -91,7 +91,8 @@ def test_a_manifest_is_known_by_its_rows_in_any_order(spark: Any) -> None:
 _ERROR = "error struct<code: string, message: string>"
 _TABLE = (
     f"id long, text string, kind struct<text: string, probability: double, {_ERROR}>, "
-    f"deal struct<text: string, parsed: struct<price: bigint>, logprob_sum: double, {_ERROR}>, "
+    f"deal struct<text: string, parsed: struct<price: bigint>, logprob_sum: double, "
+    f"field_probabilities: map<string, double>, {_ERROR}>, "
     f"annotation struct<prompt_tokens: int, {_ERROR}, completed_at: timestamp>"
 )
 
@@ -118,7 +119,13 @@ def _answers_of_a_row(rng: random.Random, number: int, *, errs: float) -> tuple[
         number,
         f"text {number}",
         (kind if not is_wrong else "c", sure[0], None),
-        (json.dumps({"price": deal, "note": f"{errs}"}), (deal,), math.log(sure[1]), fault),
+        (
+            json.dumps({"price": deal, "note": f"{errs}"}),
+            (deal,),
+            -9.0,
+            {"price": sure[1], "note": 0.01},
+            fault,
+        ),
         (5, fault, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number)),
     )
 
@@ -164,15 +171,15 @@ def test_a_row_keeps_the_small_answers_if_each_of_them_may_be_kept(spark: Any) -
         number
         for number, (_, _, kind, deal, _) in small.items()
         if number not in is_sampled
-        and deal[3] is None
+        and deal[4] is None
         and certificates[0].keeps(kind[1], 0.0, is_sampled=False)
-        and certificates[1].keeps(math.exp(deal[2]), 0.0, is_sampled=False)
+        and certificates[1].keeps(deal[3]["price"], 0.0, is_sampled=False)
     }
     assert kept.keys() == expected
     assert 50 < len(expected) < 600
     for number, row in kept.items():
         _, _, kind, deal, _ = small[number]
-        scores = kind[1], math.exp(deal[2])
+        scores = kind[1], deal[3]["price"]
         assert (row["kind"]["score"], row["deal"]["score"]) == pytest.approx(scores)
         assert row["annotation"]["score"] == pytest.approx(min(scores))
         assert (row["kind"]["text"], row["deal"]["parsed"]["price"]) == (kind[0], deal[1][0])

@@ -51,6 +51,8 @@ class Reply:
     """``stop``, ``length``, ``repetition`` or ``abort``."""
     logprobs: Sequence[float] | None = None
     """The logarithm of each token's probability, if the row wants it."""
+    pieces: Sequence[str] | None = None
+    """The text of each of these tokens."""
     scores: Mapping[int, float] | None = None
     """The same of each allowed token, before the others were ruled out."""
     pooled: NDArray[np.float32] | None = None

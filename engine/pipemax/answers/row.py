@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pipemax.answers.asks import Ask, Prompt, Reply, Split
 from pipemax.answers.choice_tree import MOST_ALLOWED, MOST_SCORED, ChoiceTree, Node
+from pipemax.answers.field_chances import field_probabilities
 from pipemax.answers.validity import CUT, fault_of, vote_of
 from pipemax.generation import Completion, GenerationRequest, Message, RequestError, Sampling
 from pipemax.wire import ErrorCode
@@ -235,8 +236,13 @@ class Row:
             if split.answer is None:
                 return self._unfinished(answer)
         if sampling.logprobs and not sampling.choice and reply.logprobs is not None:
-            total = sum(reply.logprobs[tokens - answer_tokens :])
+            thought = tokens - answer_tokens
+            logprobs = reply.logprobs[thought:]
+            total = sum(logprobs)
             answer = replace(answer, logprob_sum=total, logprob_mean=total / max(1, answer_tokens))
+            if sampling.response_format is not None and reply.pieces is not None:
+                fields = field_probabilities(answer.text or "", reply.pieces[thought:], logprobs)
+                answer = replace(answer, field_probabilities=fields)
         return self._checked(answer)
 
     def _unfinished(self, answer: Completion) -> _Outcome:

@@ -68,6 +68,7 @@ def reply_of(values: Any, sampling: Sampling, config: EndpointConfig, server: Se
         ),  # with vLLM's return_token_ids
         finish_reason="length" if reason == "length" else "stop",
         logprobs=None if tokens is None else [token.logprob for token in tokens],
+        pieces=None if tokens is None else [token.text for token in tokens],
         reasoning=reasoning,
         reasoning_tokens=int(details.get("reasoning_tokens") or 0),
         chances=chances_of(text, sampling.choice, tokens) if tokens is not None and sampling.choice else None,

@@ -3,7 +3,7 @@
 import pipemax
 
 PACKAGE_VERSION = pipemax.__version__
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 """Incremented whenever a schema or message of this package changes its meaning; both sides must agree exactly."""
 
 VERSION_METADATA = {

@@ -15,6 +15,7 @@ from pipemax_spark.cascade.pilot import (
     assess,
     choose_sample_share,
     forecast,
+    of_all,
     pilot_share,
 )
 from tests.unit.cascade.draws import labelled, make_draw
@@ -118,3 +119,14 @@ def test_a_pilot_without_rows_is_refused() -> None:
 def test_only_tables_of_more_than_5_000_rows_have_a_pilot() -> None:
     assert pilot_share(5_000) == 0.0
     assert pilot_share(30_000) == 0.01
+
+
+def test_a_row_of_several_columns_pays_as_far_as_the_column_of_which_the_least_is_kept() -> None:
+    draw = make_draw(rows=20_000)
+    good = [LabelledRow(1 - place / 300, 0.5, place > 280) for place in range(300)]
+    bad = [LabelledRow(1 - place / 300, 0.5, place % 2 == 0) for place in range(300)]
+    each = [assess(draw, rows, cost_ratio=0.1) for rows in (good, bad)]
+    both = of_all(["topic", "tone"], each)
+    assert (each[0].outlook, each[1].outlook) == (Outlook.PAYS, Outlook.REFUSED)
+    assert (both.outlook, both.kept) == (Outlook.REFUSED, each[1].kept)
+    assert both.sentence.startswith(f"topic: {each[0].sentence} tone: {each[1].sentence} ")

@@ -47,6 +47,10 @@ def test_a_job_that_asks_for_nothing_has_the_fields_that_it_always_had() -> None
     [
         ({"logprobs": True}, ["logprob_sum", "logprob_mean"]),
         ({"logprobs": True, "choice": ("a", "b")}, ["probabilities", "probability"]),
+        (
+            {"logprobs": True, "response_format": '{"type": "object"}'},
+            ["parsed", "logprob_sum", "logprob_mean", "field_probabilities"],
+        ),
         ({"choice": ("a", "b")}, []),
         ({"n": 2, "temperature": 1.0}, ["samples", "agreement"]),
         ({"attempts": 2, "temperature": 1.0}, ["attempts"]),

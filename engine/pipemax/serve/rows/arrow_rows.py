@@ -41,7 +41,8 @@ class FinishedRow:
         """Estimate the bytes that the row holds until it is delivered."""
         done = self.completion
         texts = [done.text, done.reasoning, *(done.samples or ()), done.error.message if done.error else None]
-        others = 32 * len(done.probabilities or ()) + len(done.embedding or b"")
+        others = 32 * len([*(done.probabilities or ()), *(done.field_probabilities or ())])
+        others += len(done.embedding or b"")
         return 64 + sum(len(text) for text in texts if text is not None) + others
 
 

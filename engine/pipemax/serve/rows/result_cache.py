@@ -75,6 +75,6 @@ def _size(completion: Completion) -> int:
     return (
         _ENTRY_BYTES
         + sum(sys.getsizeof(text or "") for text in texts)
-        + 100 * len(completion.probabilities or ())
+        + 100 * len([*(completion.probabilities or ()), *(completion.field_probabilities or ())])
         + len(completion.embedding or b"")
     )

@@ -103,6 +103,9 @@ def told_of(sequence: CompletionOutput) -> Reply:
         finish_reason=sequence.finish_reason,
         # A token's own logprob comes first at its position.
         logprobs=None if logprobs is None else [logprobs.logprobs[first] for first in logprobs.start_indices],
+        pieces=None
+        if logprobs is None
+        else [logprobs.decoded_tokens[first] or "" for first in logprobs.start_indices],
         scores=None if logprobs is None else _last_scores(logprobs),
     )
 
