@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import IfRunning, JobError, OnError, RowCountError
@@ -24,6 +24,9 @@ from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import FORMAT as BATCH_FORMAT
 from pipemax_spark.storage.openai_batch import ROW_FAULT
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 _MIN_CANARY_ROWS = 50
 
 
@@ -37,6 +40,8 @@ class Certified:
     """The large model, as its engine config names it."""
     facts: Mapping[str, Any] | None = None
     """What the summary says of it; None before there is a certificate."""
+    whole: "DataFrame | None" = None
+    """The input of which the run's rows are a part, if they have no ids: how many equal rows the output may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class JobOptions:
     confidence: float = 0.95
     agree_fields: tuple[str, ...] = ()
     agree_tolerance: str = "0"
+    cascade_reset: bool = False
+    """Give up the draw of rows that are not done, or the ledger of a growing table, and begin again."""
     certified: Certified | None = None
     """Set by a cascade for the run that fills its output."""
     limit: int | None = None

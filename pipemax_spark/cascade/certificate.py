@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from pipemax_spark.cascade.draw import Draw
-from pipemax_spark.cascade.ordered_rows import Cut, Kept, LabelledRow, cut_at
-from pipemax_spark.cascade.records import canonical_json, percent, read_fields
+from pipemax_spark.cascade.ordered_rows import Cut, Kept, LabelledRow, cut_at, cut_of
+from pipemax_spark.cascade.records import canonical_json, of_reset, percent, read_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,8 @@ class Certificate:
     def from_json(cls, text: str) -> Self:
         """Read a certificate. Raise ``ValueError`` if the text is none."""
         values = read_fields(cls, json.loads(text))
-        cut = read_fields(Cut, values["cut"])
-        threshold = cut["threshold"]
-        cut |= {"kept": Kept(cut["kept"]), "threshold": None if threshold is None else tuple(threshold)}
         draw = Draw(**read_fields(Draw, values["draw"]))
-        return cls(**(values | {"draw": draw, "cut": Cut(**cut)}))
+        return cls(**(values | {"draw": draw, "cut": cut_of(values["cut"])}))
 
     def sentence(self, kept_rows: int) -> str:
         """Say in counts what is promised, where so many rows keep the small answer."""
@@ -66,7 +63,7 @@ class Certificate:
             f"{kept_rows:,} of {draw.rows:,} rows keep the small answer. With {percent(draw.confidence)} "
             f"confidence at most {bound:,} of them differ from what the large model would have said ({shares}); "
             f"estimate {estimate:,}. Sampled {self.sampled_rows:,}, of these {cut.labelled_above:,} {where}, "
-            f"{cut.differing_above:,} differing."
+            f"{cut.differing_above:,} differing.{of_reset('draw', draw.number)}"
         )
 
     def _refusal(self) -> str:
@@ -74,7 +71,7 @@ class Certificate:
         return (
             f"All {draw.rows:,} rows go to the large model: {percent(draw.agree)} agreement allows "
             f"{self.budget_rows:,} misses, which a sample of {percent(draw.sample_share)} of the rows cannot show "
-            f"with {percent(draw.confidence)} confidence."
+            f"with {percent(draw.confidence)} confidence.{of_reset('draw', draw.number)}"
         )
 
 

@@ -18,10 +18,15 @@ from pipemax_spark.cascade.coins import new_seed
 from pipemax_spark.cascade.draw import Draw
 from pipemax_spark.cascade.ordered_rows import Cut, Kept, LabelledRow, cut_at
 from pipemax_spark.cascade.promise import Promise, last_true
-from pipemax_spark.cascade.records import canonical_json, percent, read_fields
+from pipemax_spark.cascade.records import canonical_json, of_reset, percent, read_fields
 
 _PRIOR_PART = 1 / 16
 """Of the budget at the horizon. Between 1/8 and 1/64 the rows kept hardly change."""
+
+_FEWEST_HORIZON_ROWS = 5_000
+"""A ledger's horizon is the table's first batch, or this if that has fewer rows. With binormal scores (agreement 0.9,
+AUC 0.85, 97 %), 365 nights of 1,000 to 100,000 rows then keep at most 3 points of rows less than at the best horizon.
+A year's rows, for which the first batch cannot speak, keep nothing of a table whose first batch is most of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,8 @@ class Ledger:
     """Audited rows that differ and that the walks passed, with those at which a walk ended."""
     max_misses: int = 0
     """With the confidence, the table so far has no more misses, now and after every earlier batch."""
+    number: int = 1
+    """How many ledgers the table has had with this one: a reset is counted."""
 
     def __post_init__(self) -> None:
         if not 0 < self.sample_share < 1:
@@ -51,15 +58,22 @@ class Ledger:
         Promise(agree=self.agree, confidence=self.confidence)
 
     @classmethod
-    def of(cls, promise: Promise, *, horizon_rows: int, spec_hash: str) -> Self:
-        """Return an empty ledger that is cheapest near so many rows, such as those of a year; it is valid at any."""
+    def of(cls, promise: Promise, *, horizon_rows: int, spec_hash: str, number: int = 1) -> Self:
+        """Return an empty ledger that is cheapest near so many rows; it is valid at any."""
         return cls(
             agree=promise.agree,
             confidence=promise.confidence,
             sample_share=promise.default_sample_share(horizon_rows),
             prior_rows=max(1, promise.budget(horizon_rows)) * _PRIOR_PART,
             spec_hash=spec_hash,
+            number=number,
         )
+
+    @classmethod
+    def begin(cls, promise: Promise, *, first_rows: int, spec_hash: str, number: int) -> Self:
+        """Return an empty ledger for a table whose first batch has so many rows."""
+        horizon_rows = max(first_rows, _FEWEST_HORIZON_ROWS)
+        return cls.of(promise, horizon_rows=horizon_rows, spec_hash=spec_hash, number=number)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -126,6 +140,18 @@ class Ledger:
         )
         return after, cut
 
+    def can_keep(self, rows: int) -> bool:
+        """Tell whether a row of a next batch of so many rows can keep the small answer."""
+        allowed = self.allowed_differing(self.seen_rows + rows)
+        return allowed is not None and allowed >= self.differing_rows
+
+    def pass_batch(self, rows: int) -> "Ledger":
+        """Return the ledger after a batch that the large model answers alone, which is decided before any coin.
+
+        Its rows are seen, and agree by definition.
+        """
+        return replace(self, batches=self.batches + 1, seen_rows=self.seen_rows + rows)
+
     def sentence(self, kept_rows: int) -> str:
         """Say in counts what is promised, where so many rows of all batches keep the small answer."""
         bound = min(self.max_misses, kept_rows)
@@ -134,7 +160,7 @@ class Ledger:
             f"After run {self.batches:,}, {kept_rows:,} of {self.seen_rows:,} rows keep the small answer. With "
             f"{percent(self.confidence)} confidence, now and after every earlier run, at most {bound:,} of them "
             f"differ from what the large model would have said ({100 * share:.1f} % of the column). Audited rows "
-            f"that differed: {self.differing_rows:,}."
+            f"that differed: {self.differing_rows:,}.{of_reset('ledger', self.number)}"
         )
 
     @property

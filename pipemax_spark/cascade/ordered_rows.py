@@ -1,10 +1,12 @@
 """Order rows by how sure the small model was, and walk down them until too many sampled rows differ."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pipemax_spark.cascade.records import read_fields
 
 Key = tuple[float, float]
 """A row's score, and the tie break of its request. Larger is surer."""
@@ -46,6 +48,15 @@ class Cut:
         if key is None or self.kept is Kept.NONE:
             return False
         return self.threshold is None or key > self.threshold
+
+
+def cut_of(values: Mapping[str, Any]) -> Cut:
+    """Read a cut from what its JSON holds. Raise ``ValueError`` if that is none."""
+    cut = read_fields(Cut, values)
+    threshold = cut["threshold"]
+    return Cut(
+        **(cut | {"kept": Kept(cut["kept"]), "threshold": None if threshold is None else tuple(threshold)})
+    )
 
 
 KEEP_NONE = Cut(kept=Kept.NONE, threshold=None, labelled_above=0, differing_above=0)

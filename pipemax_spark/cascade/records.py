@@ -24,3 +24,18 @@ def read_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 def percent(share: float) -> str:
     """Return a share in percent, with up to four digits."""
     return f"{100 * share:.4g} %"
+
+
+def ordinal(number: int) -> str:
+    """Return a number above 0 as a place in an order: 1st, 2nd, 3rd, 4th."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def of_reset(what: str, number: int) -> str:
+    """Return the sentence that counts a table's draws or ledgers after a reset; empty for the first one."""
+    return (
+        ""
+        if number == 1
+        else f" This is the table's {ordinal(number)} {what}: what came before was given up."
+    )

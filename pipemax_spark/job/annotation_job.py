@@ -161,12 +161,12 @@ class AnnotationJob:
         """Annotate and count all batches; return the run, or None if there were no rows to annotate."""
         counts, run, new_rows = self._end.counts, None, 0
         counts.rows_in = 0
-        with ExitStack() as stack, _batches(job) as batches:
+        with ExitStack() as stack, batches_of(job) as batches:
             engines = stack.enter_context(EarlyStart(job.spark, job.checked.plan.options))
             preparing = Preparing(job, engines, is_empty=is_empty)
-            for number, batch in enumerate(map(partial(_chosen, job), batches)):
+            for number, batch in enumerate(map(partial(chosen_rows, job), batches)):
                 with reading(job.checked.source.name, batch):
-                    rows = _rows_of(job, batch)
+                    rows = counted_rows(job, batch)
                 new_rows += rows
                 prepared = self._prepared(job, preparing, batch, rows)
                 if prepared is None:
@@ -181,7 +181,7 @@ class AnnotationJob:
             job.work.drop_left_runs()
             counts.recovered_runs = preparing.recovered_runs
             if new_rows == 0 and job.options.incremental:
-                _check_appended(job, 0)
+                check_appended(job, 0)
         return run
 
     def _prepared(self, job: Job, preparing: Preparing, batch: Batch, rows: int) -> Prepared | None:
@@ -251,13 +251,15 @@ def _write_batch_output(job: Job, path: str, *, rows_left: int) -> None:
     job.terminal.say("Answers", f"{num_good:,} in {path}{errors}")
 
 
-def _batches(job: Job) -> AbstractContextManager[Iterable[Batch]]:
+def batches_of(job: Job) -> AbstractContextManager[Iterable[Batch]]:
+    """Return the batches in which the job's rows come, as a context whose exit ends the stream, if there is one."""
     if not job.options.incremental:
-        return nullcontext([Batch(rows=job.checked.source.rows)])
+        whole = None if job.options.certified is None else job.options.certified.whole
+        return nullcontext([Batch(rows=job.checked.source.rows, whole=whole)])
     return MicroBatches(job.spark, job.options, job.checked, job.work, say=job.terminal.warn)
 
 
-def _chosen(job: Job, batch: Batch) -> Batch:
+def chosen_rows(job: Job, batch: Batch) -> Batch:
     """Return the batch with only the rows that count.
 
     ``--where`` selects them, both of an appended batch and of the whole input. Where all rows of the input are
@@ -273,7 +275,7 @@ def _chosen(job: Job, batch: Batch) -> Batch:
     return batch
 
 
-def _rows_of(job: Job, batch: Batch) -> int:
+def counted_rows(job: Job, batch: Batch) -> int:
     """Check and count the batch's rows, unless they were checked with the job."""
     checked, terminal = job.checked, job.terminal
     if batch.stream is None and not batch.compares_all:
@@ -287,7 +289,7 @@ def _rows_of(job: Job, batch: Batch) -> int:
     if batch.stream is None and not batch.counts_all:
         return rows
     if rows:
-        _check_appended(job, rows)
+        check_appended(job, rows)
     condition = "" if job.options.where is None else f" where {job.options.where}"
     if batch.stream is None:
         terminal.say(
@@ -301,5 +303,6 @@ def _rows_of(job: Job, batch: Batch) -> int:
     return rows
 
 
-def _check_appended(job: Job, rows: int) -> None:
+def check_appended(job: Job, rows: int) -> None:
+    """Raise ``RowCountError`` if the job does not allow so many rows to have been appended."""
     job.options.check_row_count(rows, source=f"what was appended to input {job.options.input!r}")

@@ -240,6 +240,11 @@ OPTIONS: dict[str, Option] = {
     "agree_tolerance": Option(
         _MODEL, "With --cascade and a schema or --task score: how far numbers that agree may be apart."
     ),
+    "cascade_reset": Option(
+        _MODEL,
+        "With --cascade, once: draw again for rows that an unfinished run has drawn for, or with --incremental begin a "
+        "new ledger for the rows from now on. The report counts it.",
+    ),
     "reuse": Option(
         _ROWS,
         "Earlier output of the same spec, Delta or Iceberg: rows with the request of one of its good rows take that "

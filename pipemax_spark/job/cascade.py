@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from pipemax_spark.cascade.batches import ClosedBatch, Decision, OpenBatch
 from pipemax_spark.cascade.certificate import Certificate, certify
 from pipemax_spark.cascade.coins import new_seed
 from pipemax_spark.cascade.draw import Draw
@@ -23,12 +24,21 @@ from pipemax_spark.cascade.pilot import PILOT_ROWS
 from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, OtherRunError
 from pipemax_spark.job.annotation_job import AnnotationJob, made_output
 from pipemax_spark.job.cascade_answers import ComparedAnswer
+from pipemax_spark.job.cascade_batches import (
+    CERTIFICATE,
+    DRAW,
+    TableLedger,
+    ledger_facts,
+    passed_facts,
+    reset_if_needed,
+    run_batches,
+)
 from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, phase_facts, repeats
 from pipemax_spark.job.cascade_options import answers_of, promise_of, small_options
 from pipemax_spark.job.cascade_pilot import pilot, without_output
 from pipemax_spark.job.cascade_rows import CascadeRows, manifest_digest, sampled_rows
 from pipemax_spark.job.checks import check_engine, check_job, input_of
-from pipemax_spark.job.job import EngineCall, JobCall, new_run_id
+from pipemax_spark.job.job import EngineCall, Job, JobCall, new_run_id
 from pipemax_spark.job.record import EndRecord
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import Certified, JobOptions
@@ -39,9 +49,8 @@ from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.incremental import Batch
 from pipemax_spark.rows.order_by import first_rows, order_of
 from pipemax_spark.rows.remaining import Remaining, rows_where
-from pipemax_spark.rows.workdir import WorkDirectory, work_base
-from pipemax_spark.spark.sql import literal
-from pipemax_spark.storage.cascade_store import CascadeStore
+from pipemax_spark.rows.workdir import CHECKPOINTS, WorkDirectory, work_base
+from pipemax_spark.storage.cascade_store import CascadeStore, Epochs
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
 from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.output_table import open_table
@@ -51,7 +60,6 @@ if TYPE_CHECKING:
 
 _NOTHING_LEFT = 1e-6
 """Of a limit: the job then ends before its first row."""
-_DRAW, _CERTIFICATE = "draw", "certificate"
 
 
 class CascadeJob:
@@ -86,9 +94,8 @@ class CascadeJob:
                 self._say(self._forecast())
                 return None
             call = self._call(final)
-            end = EndRecord(
-                call
-            )  # the jobs write how they end; this is for what ends the cascade between them
+            # The jobs write how they end; this is for what ends the cascade between them.
+            end = EndRecord(call)
             try:
                 return self._cascade(call)
             except OtherRunError as error:
@@ -121,26 +128,46 @@ class CascadeJob:
             run_id=call.run_id,
             say=self._terminal.warn,
             takes_over=options.if_running is IfRunning.TAKE_OVER,
-        ):
-            place = f"{root}/{checked.spec.hash}"
-            store = CascadeStore.open(spark, place)
+        ) as work:
+            epochs = Epochs(spark, f"{root}/{checked.spec.hash}")
+            reset_if_needed(call, checked, epochs, self._say)
+            if options.incremental:
+                checkpoint = options.checkpoint or f"{base}/{call.table.table_id()}/{CHECKPOINTS}"
+                job = Job.of(replace(call, options=replace(options, checkpoint=checkpoint)), checked, work)
+                summaries = run_batches(job, epochs, self._epoch)
+                return summaries[-1] if summaries else self._run(job.options)
+            store = epochs.open()
             if store is None:
-                store = CascadeStore.begin(spark, place, self._rows_left(call, checked))
-            return self._run(options) if store is None else self._epoch(options, checked, store)
+                store = epochs.begin(self._rows_left(call, checked))
+            return self._run(options) if store is None else self._epoch(options, checked, store, epochs)
 
-    def _epoch(self, final: JobOptions, checked: Checked, store: CascadeStore) -> Summary | None:
+    def _epoch(
+        self, final: JobOptions, checked: Checked, store: CascadeStore, epochs: Epochs
+    ) -> Summary | None:
         """Run the phases that an epoch has not had yet."""
-        num_rows = store.rows().count()
-        final = replace(final, **_reading(store.path("rows")))
+        num_rows, self._phases = store.rows().count(), {}
+        final = self._with(
+            replace(final, **_reading(store.path("rows"))),
+            whole=None if checked.id_columns else checked.source.rows,
+        )
+        ledger = TableLedger(epochs, self._promise, spec_hash=checked.spec.hash, small_model=self._models[0])
+        batch = ledger.batch_of(store, is_incremental=self._options.incremental)
+        if batch is not None and not batch.is_audited:
+            facts = self._common_facts(num_rows) | passed_facts(batch)
+            self._say(
+                f"all {num_rows:,} rows go to the large model, too few for a small one. {facts['sentence']}"
+            )
+            return self._fill(self._with(final, facts=facts), store)
         share = self._promise.default_sample_share(num_rows)
-        if self._promise.allowed_differing(num_rows, share) is None:
+        if batch is None and self._promise.allowed_differing(num_rows, share) is None:
             self._say(f"all {num_rows:,} rows go to the large model: too few for a sample to prove anything")
             return self._fill(final, store)
         self._say(f"1 of 3, the small model answers {num_rows:,} rows")
         small = self._run(self._small_options(store), phase="small")
         if small is None or not small.complete:
             return small
-        draw = self._draw(store, num_rows, share, checked)
+        number, _ = epochs.last_reset()
+        draw = self._draw(store, num_rows, share, checked, number) if batch is None else batch.draw
         if not store.exists("sample"):
             store.write("sample", sampled_rows(store.rows(), draw, checked.id_columns))
         num_sampled = store.read("sample").count()
@@ -161,7 +188,7 @@ class CascadeJob:
                 answer=answer,
                 labelled=[of_row[place] for of_row in labelled],
                 certificate=self._certificate(
-                    store, answer, [of_row[place] for of_row in labelled], draw, num_sampled
+                    store, answer, [of_row[place] for of_row in labelled], batch or draw, num_sampled
                 ),
             )
             for place, answer in enumerate(self._answers)
@@ -177,21 +204,29 @@ class CascadeJob:
                     models=self._models,
                 ),
             )
-        kept = store.read("answers").where(f"annotation.model = {literal(self._models[0])}").count()
+        kept = ledger.kept(store)
         facts = {
-            "rows": num_rows,
+            **self._common_facts(num_rows),
             "rows_kept": kept,
             "rows_sampled": num_sampled,
-            "phases": self._phases,
-            "repeats": repeats(final.generations),
-            "small_model": self._models[0],
-            "large_model": self._models[1],
             **certified_facts(findings, kept, confidence=final.confidence, shows_answers=not final.no_sample),
+            **ledger_facts(findings[0].certificate),
         }
         self._say(f"3 of 3. {facts['sentence']}")
+        return self._fill(self._with(replace(final, reuse=store.path("answers")), facts=facts), store)
+
+    def _common_facts(self, num_rows: int) -> dict[str, Any]:
+        return {
+            "rows": num_rows,
+            "phases": self._phases,
+            "repeats": repeats(self._options.generations),
+            "small_model": self._models[0],
+            "large_model": self._models[1],
+        }
+
+    def _with(self, final: JobOptions, **known: Any) -> JobOptions:
         assert final.certified is not None
-        certified = replace(final.certified, facts=facts)
-        return self._fill(replace(final, reuse=store.path("answers"), certified=certified), store)
+        return replace(final, certified=replace(final.certified, **known))
 
     def _fill(self, final: JobOptions, store: CascadeStore) -> Summary | None:
         """Fill the output, and close the epoch if all of its rows are in it."""
@@ -247,9 +282,9 @@ class CascadeJob:
             batch_output=None,
         )
 
-    def _draw(self, store: CascadeStore, num_rows: int, share: float, checked: Checked) -> Draw:
+    def _draw(self, store: CascadeStore, num_rows: int, share: float, checked: Checked, number: int) -> Draw:
         """Return the draw of the epoch, which is recorded before the large model answers any row."""
-        if (text := store.record(_DRAW)) is None:
+        if (text := store.record(DRAW)) is None:
             draw = Draw(
                 seed=new_seed(),
                 rows=num_rows,
@@ -258,8 +293,9 @@ class CascadeJob:
                 sample_share=share,
                 spec_hash=checked.spec.hash,
                 manifest_digest=manifest_digest(store.rows()),
+                number=number,
             )
-            text = store.put(_DRAW, draw.to_json())
+            text = store.put(DRAW, draw.to_json())
         return Draw.from_json(text)
 
     def _certificate(
@@ -267,19 +303,20 @@ class CascadeJob:
         store: CascadeStore,
         answer: ComparedAnswer,
         labelled: Sequence[Labelled],
-        draw: Draw,
+        drawn: Draw | OpenBatch,
         num_sampled: int,
-    ) -> Certificate:
-        name = f"{_CERTIFICATE}_{answer.column}" if answer.is_question else _CERTIFICATE
+    ) -> Decision:
+        name = f"{CERTIFICATE}_{answer.column}" if answer.is_question else CERTIFICATE
         if (text := store.record(name)) is None:
-            certificate = certify(draw, (one.row for one in labelled))
+            rows = [one.row for one in labelled]
+            certificate = certify(drawn, rows) if isinstance(drawn, Draw) else drawn.close(rows)
             if certificate.sampled_rows != num_sampled:
                 raise JobFailedError(
                     f"{num_sampled:,} rows were sampled and {certificate.sampled_rows:,} of them have a large answer: "
                     f"files of {store.path('labels')} were lost. Nothing is certified"
                 )
             text = store.put(name, certificate.to_json())
-        return Certificate.from_json(text)
+        return (Certificate if isinstance(drawn, Draw) else ClosedBatch).from_json(text)
 
     def _certified(self) -> Certified:
         """Return what the output's spec holds of the cascade. Raise ``JobError`` if the small engine cannot answer."""
@@ -304,8 +341,6 @@ class CascadeJob:
             HadoopFiles(self._spark).qualified(options.output) if is_path(options.output) else options.output
         )
         table = open_table(self._spark, output)
-        if table.format_name != "Delta":
-            raise JobError("--cascade keeps its answers in Delta tables so far; name a Delta table as output")
         return JobCall(
             spark=self._spark, options=options, terminal=self._terminal, table=table, run_id=new_run_id()
         )
@@ -336,6 +371,10 @@ class CascadeJob:
 
 def run_job(spark: "SparkSession", options: JobOptions, terminal: Terminal) -> Summary | None:
     """Run a job, or its cascade, as ``AnnotationJob.run`` does."""
+    if options.cascade_reset and options.cascade is None:
+        raise JobError(
+            "--cascade-reset begins a cascade's draws again; give it with --cascade, or leave it out"
+        )
     kind = AnnotationJob if options.cascade is None else CascadeJob
     return kind(spark, options, terminal).run()
 
@@ -350,6 +389,11 @@ def _reading(path: str) -> dict[str, Any]:
         "limit": None,
         "expect_rows": None,
         "fail_if_empty": False,
+        "incremental": False,
+        "checkpoint": None,
+        "skip_changes": False,
+        "rescan": False,
+        "cascade_reset": False,
     }
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.cascade.certificate import Certificate
+from pipemax_spark.cascade.batches import ClosedBatch, Decision
 from pipemax_spark.cascade.ordered_rows import KEEP_NONE, LabelledRow
 from pipemax_spark.cascade.records import percent
 from pipemax_spark.job.cascade_answers import ComparedAnswer
@@ -37,7 +37,7 @@ class Finding:
 
     answer: ComparedAnswer
     labelled: Sequence[Labelled]
-    certificate: Certificate
+    certificate: Decision
 
     @property
     def is_useless(self) -> bool:
@@ -46,19 +46,21 @@ class Finding:
         return 2 * cut.differing_above > cut.labelled_above
 
     @property
-    def applied(self) -> Certificate:
+    def applied(self) -> Decision:
         """The certificate by which rows are kept: keeping nothing is always within the promise."""
         return replace(self.certificate, cut=KEEP_NONE) if self.is_useless else self.certificate
 
     def sentence(self, kept_rows: int) -> str:
         """Say in counts what is promised, where so many rows keep the small answer."""
+        promise = self.certificate.sentence(kept_rows)
         if not self.is_useless:
-            return self.certificate.sentence(kept_rows)
+            return promise
         cut = self.certificate.cut
-        return (
+        why = (
             f"All {self.certificate.draw.rows:,} rows go to the large model: of {cut.labelled_above:,} sampled rows of "
             f"which the small model was the surest, {cut.differing_above:,} differ."
         )
+        return f"{why} {promise}" if isinstance(self.certificate, ClosedBatch) else why
 
     def facts(self, kept_rows: int, *, shows_answers: bool) -> dict[str, Any]:
         return {

@@ -30,7 +30,7 @@ def answers_of(options: JobOptions) -> tuple[ComparedAnswer, ...]:
     """Return what is compared. Raise ``JobError`` for answers that cannot be, or options unlike them."""
     generation = options.generation
     refused = {
-        "--incremental": options.incremental,
+        "--incremental and --ask": options.incremental and options.ask,
         "--reuse": options.reuse,
         "--compute-each": options.compute_each,
         "--canary": options.canary is not None,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pipemax_spark.cascade.certificate import Certificate
+from pipemax_spark.cascade.batches import Decision
 from pipemax_spark.cascade.coins import coin_sql, tie_break_sql
 from pipemax_spark.cascade.draw import Draw
 from pipemax_spark.cascade.equality import Equality
@@ -81,7 +81,7 @@ class CascadeRows:
 
     def answered(
         self,
-        certificates: Sequence[Certificate],
+        certificates: Sequence[Decision],
         answers: Sequence[ComparedAnswer],
         schema: "StructType",
         spec_hash: str,
@@ -159,7 +159,7 @@ class CascadeRows:
         )
 
 
-def keeps_small(certificate: Certificate, score: "Column", tie: "Column") -> "Column":
+def keeps_small(certificate: Decision, score: "Column", tie: "Column") -> "Column":
     """Return the condition on which a row that is not sampled keeps the small answer, as ``Certificate.keeps``."""
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -162,7 +162,7 @@ class Preparing:
             return _Left(expected=rows)
         version = self._job.table.version()
         done = remaining.done(version)
-        if batch.stream is None:
+        if batch.whole is None:
             # Ids are unique, and without ids rows are counted, so at least this many rows are left. More are left if
             # the output holds rows that the input no longer has; if few are left, it is worth knowing how many.
             at_least: int = rows - done.count()

@@ -55,7 +55,10 @@ def cascade_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def cascade_metrics(facts: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers that MLflow gets, by name; with several questions, the bounds have their names."""
     metrics = {f"cascade_{name}": float(facts[name]) for name in ("rows", "rows_kept", "rows_sampled")}
-    for name, of_answer in facts.get("questions", {"": facts}).items():
+    if "ledger" in facts:
+        counts = ("batches", "seen_rows", "differing_rows", "max_misses", "number")
+        metrics |= {f"cascade_ledger_{name}": float(facts["ledger"][name]) for name in counts}
+    for name, of_answer in facts.get("questions", {"": facts} if "ledger" not in facts else {}).items():
         metrics[f"cascade_max_misses{name and '_'}{name}"] = float(of_answer["certificate"]["max_misses"])
     for whose, costs in (facts.get("costs") or {}).items():
         metrics |= {f"cascade_{whose}_{name}": value for name, value in costs.items() if value is not None}

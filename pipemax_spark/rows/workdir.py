@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _KIND = "pipemax run"
 """The kind that our markers name."""
 _MARKER = "owner.json"
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"
 """The directory of the streams' checkpoints, which belongs to no run and is kept."""
 _SPOOL = "spool"
 _CHUNKS = "chunks"
@@ -120,7 +120,7 @@ class WorkDirectory:
     @property
     def checkpoints_path(self) -> str:
         """The directory of the positions up to which incremental runs have read their inputs, for all runs."""
-        return f"{self._root}/{_CHECKPOINTS}"
+        return f"{self._root}/{CHECKPOINTS}"
 
     def rows_path(self, batch: int, kind: str) -> str:
         """Return a directory for rows of this kind of the run's batch ``batch``, counted from 0."""
@@ -147,7 +147,7 @@ class WorkDirectory:
         self._thread.start()
         try:
             for other in self._files.list(self._root):
-                if not other.is_directory or other.name in (self._run_id, _CHECKPOINTS):
+                if not other.is_directory or other.name in (self._run_id, CHECKPOINTS):
                     continue
                 owner = self._owner(other.name)
                 if owner is None:

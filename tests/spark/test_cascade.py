@@ -183,7 +183,6 @@ def test_rows_without_ids_are_each_sampled_by_a_coin_of_their_own(jobs: Jobs) ->
         ({"generation": GenerationSpec()}, "free text"),
         ({"agree": 1.0}, "agree is 1: no sample can promise"),
         ({"confidence": 0.0}, "confidence is 0"),
-        ({"incremental": True}, "--incremental"),
         ({"canary": 100}, "--canary"),
         ({"cascade": fake_config("fake")}, "same model"),
         ({"agree_fields": ("a",)}, "agree-fields"),
