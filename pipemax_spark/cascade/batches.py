@@ -28,16 +28,18 @@ class OpenBatch:
     draw: Draw
     kept_before: int
     """Rows of the ledger's earlier batches that keep the small answer."""
+    is_audited: bool
+    """Whether the small model answers the batch: not where it cannot keep a row, or not enough to pay."""
 
     @classmethod
     def of(cls, ledger: Ledger, *, rows: int, manifest_digest: str, kept_before: int) -> Self:
         """Open the ledger's next batch, and draw its coins."""
-        return cls(ledger=ledger, draw=ledger.draw(rows, manifest_digest), kept_before=kept_before)
-
-    @property
-    def is_audited(self) -> bool:
-        """Whether the small model answers the batch: not where it cannot keep a row, or not enough to pay."""
-        return self.draw.rows >= _ROWS_WORTH_A_SMALL_MODEL and self.ledger.can_keep(self.draw.rows)
+        return cls(
+            ledger=ledger,
+            draw=ledger.draw(rows, manifest_digest),
+            kept_before=kept_before,
+            is_audited=rows >= _ROWS_WORTH_A_SMALL_MODEL and ledger.can_keep(rows),
+        )
 
     @property
     def after_large_model(self) -> Ledger:

@@ -270,8 +270,10 @@ def chosen_rows(job: Job, batch: Batch) -> Batch:
         whole = None if batch.whole is None else rows_where(batch.whole, where)
         batch = replace(batch, rows=rows_where(batch.rows, where), whole=whole)
     if batch.compares_all:
-        done = job.remaining.done_if_any()
-        batch = replace(batch, rows=job.remaining.left(batch, done))
+        done, rows = job.remaining.done_if_any(), batch.rows
+        # Without ids, these rows are a part of the input from then on: it says how many equal ones there are.
+        whole = None if job.checked.id_columns else rows
+        batch = replace(batch, rows=job.remaining.left(batch, done), whole=whole)
     return batch
 
 

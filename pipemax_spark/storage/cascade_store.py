@@ -40,8 +40,6 @@ class Records:
     def put(self, name: str, text: str) -> str:
         """Keep a record, unless there is one of this name. Return the one that is kept."""
         row = self._spark.createDataFrame([(name, text)], _SCHEMA)
-        if not self._table.exists():
-            self._table.create(row.schema)
         transaction = Transaction(app_id=f"pipemax-cascade-{name}", version=1, note=f"pipemax cascade {name}")
         with contextlib.suppress(CommitRefusedError):  # another run has put it at this moment
             self._table.append(row, transaction)

@@ -74,6 +74,15 @@ def test_a_night_without_position_adds_nothing_and_the_next_one_goes_on_also_und
     assert not any(" of stream " in note for note, _ in before)
 
 
+@pytest.mark.long  # two runs
+def test_a_run_that_compares_all_rows_without_ids_annotates_each_new_copy_of_a_row(nights: Nights) -> None:
+    nights.append(words(0, 20))
+    nights.run(incremental=False)
+    nights.append([*words(10, 30), *words(15, 16)])
+    assert nights.run() == (41, 20, 21)
+    assert nights.ids() == sorted([*range(20), *range(10, 30), 15])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_rows_that_a_skipped_commit_inserted_are_annotated_and_what_it_changed_is_named(
