@@ -28,3 +28,6 @@ for name in airflow dbt; do
     [ -x "$environment/bin/python" ] || "$bin/uv" venv -q --python "$bin/python" "$environment"
     "$bin/uv" pip sync -q --python "$environment/bin/python" "requirements/$name.lock"
 done
+echo "$directory/rest-catalog: Iceberg's REST server"
+"$bin/python" tools/make_rest_catalog.py "$directory/rest-catalog" >"$directory/rest-catalog.log" 2>&1 ||
+    { tail -n 20 "$directory/rest-catalog.log"; exit 1; }

@@ -1,6 +1,10 @@
 """Iceberg catalogs in local directories, for the environments of other Spark releases (``make test-versions``)."""
 
+import os
+import socket
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,25 +13,64 @@ import pytest
 
 from pipemax_spark.storage.iceberg import IcebergTable
 from tests.spark.conftest import Jobs
+from tests.waiting import wait_until
 
+REST_SERVER = Path(__file__).resolve().parents[3] / ".venv-versions" / "rest-catalog"
 SCHEMA = "id long, run string"
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 
-@pytest.fixture(scope="session", params=["files", "sqlite"])
-def catalog(request: pytest.FixtureRequest, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The name of a catalog: of Hadoop's files, and of a database, which the lakes' catalogs are like."""
+@pytest.fixture(scope="session", params=["files", "sqlite", "rest"])
+def catalog(
+    request: pytest.FixtureRequest, spark: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The name of a catalog: of Hadoop's files, of a database, and of a server, which the lakes' catalogs are like."""
     directory: Path = tmp_path_factory.mktemp(request.param)
     name = f"ice_{directory.name}"  # Spark keeps a catalog for as long as its session
     settings = {"": _CATALOG, ".warehouse": str(directory)}
-    if request.param == "sqlite":
-        settings |= {".type": "jdbc", ".uri": f"jdbc:sqlite:{directory}/catalog.db"}
-    else:
-        settings |= {".type": "hadoop"}
-    for key, value in settings.items():
-        spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name}.db")
-    return name
+    with ExitStack() as stack:
+        match request.param:
+            case "sqlite":
+                settings |= {".type": "jdbc", ".uri": f"jdbc:sqlite:{directory}/catalog.db"}
+            case "rest":
+                settings |= {".type": "rest", ".uri": stack.enter_context(rest_server(directory))}
+            case _:
+                settings |= {".type": "hadoop"}
+        for key, value in settings.items():
+            spark.conf.set(f"spark.sql.catalog.{name}{key}", value)
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {name}.db")
+        yield name
+
+
+@contextmanager
+def rest_server(directory: Path) -> Iterator[str]:
+    """Start Iceberg's own REST server over a database in this directory; yield its address."""
+    if not (REST_SERVER / "ready").exists():
+        pytest.skip(f"{REST_SERVER} is made by make test-versions")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {
+        **os.environ,
+        "CATALOG_WAREHOUSE": str(directory),
+        "CATALOG_URI": f"jdbc:sqlite:{directory}/catalog.db",
+        "CATALOG_REST_PORT": str(port),
+    }
+    command = ["java", "-cp", f"{REST_SERVER}/*", "org.apache.iceberg.rest.RESTCatalogServer"]
+    with (directory / "server.log").open("w") as log:
+        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: _listens(port) or server.poll() is not None, 120, "the catalog's server listens")
+        assert server.poll() is None, (directory / "server.log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
