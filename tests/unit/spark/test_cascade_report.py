@@ -1,14 +1,20 @@
 """What the report and MLflow say of a cascade."""
 
+from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.cascade.batches import OpenBatch
 from pipemax_spark.cascade.certificate import certify
 from pipemax_spark.cascade.equality import Answers, Equality
-from pipemax_spark.cascade.ordered_rows import LabelledRow
+from pipemax_spark.cascade.ledger import Ledger
+from pipemax_spark.cascade.ordered_rows import KEEP_NONE, LabelledRow
+from pipemax_spark.cascade.promise import Promise
 from pipemax_spark.job.cascade_answers import ComparedAnswer
+from pipemax_spark.job.cascade_batches import ledger_facts, passed_facts
 from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, repeats
 from pipemax_spark.report.cascade_part import cascade_part
 from pipemax_spark.report.cascade_texts import cascade_facts, cascade_metrics, with_costs
@@ -123,6 +129,37 @@ def test_metrics_hold_the_bound_and_the_costs() -> None:
     assert metrics["cascade_max_misses"] == findings("annotation")[0].certificate.max_misses
     assert metrics["cascade_large_alone_seconds"] == 3_600
     assert metrics["cascade_both_cost"] == 11
+
+
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_a_batch_of_a_growing_table_has_its_ledger_in_the_facts_and_the_metrics(is_audited: bool) -> None:
+    ledger = Ledger.begin(Promise(agree=0.9, confidence=0.95), first_rows=1_000, spec_hash="spec", number=1)
+    batch = OpenBatch.of(ledger, rows=1_000, manifest_digest="rows", kept_before=50)
+    after = batch.close(one.row for one in LABELLED)
+    (of_certificate,) = findings("annotation")
+    finding = replace(of_certificate, certificate=after)
+    certified = certified_facts([finding], 600, confidence=0.95, shows_answers=True) | ledger_facts(after)
+    facts = RUN | (certified if is_audited else passed_facts(batch))
+    metrics = cascade_metrics(facts)
+    assert (metrics["cascade_ledger_batches"], metrics["cascade_ledger_seen_rows"]) == (1, 1_000)
+    assert metrics["cascade_ledger_max_misses"] == (after.ledger.max_misses if is_audited else 0)
+    kept = 650 if is_audited else 50
+    assert facts["sentence"].startswith(f"After run 1, {kept} of 1,000 rows keep the small answer.")
+    assert facts["sentence"] in unescape(cascade_part(facts))
+
+
+def test_a_useless_small_model_keeps_nothing_and_the_ledger_still_counts_what_differed() -> None:
+    ledger = Ledger.begin(Promise(agree=0.6, confidence=0.6), first_rows=1_000, spec_hash="spec", number=1)
+    batch = OpenBatch.of(ledger, rows=1_000, manifest_digest="rows", kept_before=50)
+    wrong = [replace(one, row=one.row._replace(differs=True)) for one in LABELLED]
+    after = batch.close(one.row for one in wrong)
+    (of_certificate,) = findings("annotation")
+    finding = replace(of_certificate, labelled=wrong, certificate=after)
+    assert finding.applied.cut == KEEP_NONE
+    sentence = finding.sentence(0)
+    assert sentence.startswith("All 1,000 rows go to the large model: of ")
+    assert "After run 1, 50 of 1,000 rows keep the small answer." in sentence
+    assert after.ledger.differing_rows == after.cut.differing_above + 1
 
 
 def test_how_the_large_model_repeats_its_answers_is_said() -> None:
