@@ -75,9 +75,9 @@ llama: $(VENV)/ready  ## llama-cpp-python's server in .venv-llama, compiled: for
 parity-full: $(VENV)/ready  ## Every kind of engine with every load and n, and random ones, against stock vLLM
 	@$(BIN)/python -m pytest -m "parity_full or not parity_full" tests/parity tests/unit/vllm_ext tests/unit/transfer
 
-faults: $(VENV)/ready  ## Strike the processes of a job at 20 random points; SEED=N repeats a run's; ENDPOINT=1: over faulty endpoints
-	@$(BIN)/python -m tests.spark.faults.random_kills --report lab/results/faults$(if $(ENDPOINT),_endpoint).md \
-		$(if $(ENDPOINT),--endpoint) $(if $(SEED),--seed $(SEED))
+faults: $(VENV)/ready  ## Strike a job's processes at 20 random points; SEED=N repeats; ENDPOINT=1: over faulty endpoints; CASCADE=1
+	@$(BIN)/python -m tests.spark.faults.$(if $(CASCADE),cascade_kills,random_kills --report lab/results/faults$(if \
+		$(ENDPOINT),_endpoint).md) $(if $(ENDPOINT),--endpoint) $(if $(SEED),--seed $(SEED))
 
 audit: $(VENV)/ready  ## Known vulnerabilities of the locked packages, where the index serves advisories
 	@$(BIN)/python tools/audit.py $(BIN)/uv

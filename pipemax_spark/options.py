@@ -98,6 +98,8 @@ class JobOptions:
     agree_tolerance: str = "0"
     cascade_reset: bool = False
     """Give up the draw of rows that are not done, or the ledger of a growing table, and begin again."""
+    cascade_sample: float | None = None
+    """The share of rows that both models answer; None for one near the cheapest."""
     certified: Certified | None = None
     """Set by a cascade for the run that fills its output."""
     limit: int | None = None
@@ -232,6 +234,8 @@ class JobOptions:
         for name, value in limits.items():
             if value is not None and not 0 < value < math.inf:
                 raise JobError(f"{name} is {value}; give a number above 0")
+        if self.cascade_sample is not None and not 0 < self.cascade_sample < 1:
+            raise JobError(f"cascade-sample is {self.cascade_sample}; give a share above 0 and below 1")
         if self.max_cost is not None and not (self.price_per_hour or self.prices.has_tokens):
             raise JobError(
                 "--max-cost needs --price-per-hour, the price of the whole cluster, or an endpoint's engine config "

@@ -245,6 +245,11 @@ OPTIONS: dict[str, Option] = {
         "With --cascade, once: draw again for rows that an unfinished run has drawn for, or with --incremental begin a "
         "new ledger for the rows from now on. The report counts it.",
     ),
+    "cascade_sample": Option(
+        _MODEL,
+        "With --cascade: the share of rows that both models answer; any is valid, the default near the cheapest.",
+        typer={"show_default": False},
+    ),
     "reuse": Option(
         _ROWS,
         "Earlier output of the same spec, Delta or Iceberg: rows with the request of one of its good rows take that "

@@ -4,6 +4,7 @@ It is a run of jobs over rows that are fixed together (an *epoch*), each of whic
 
 1. the rows that are left are written down, and the small model answers them in a table of its own;
 2. coins are drawn and recorded, and the large model answers the rows that they sample, in another table;
+   before, the pilot chooses how many (``run_pilot``);
 3. from the sampled rows alone follows the certificate, which is recorded: a pure function of what is stored;
 4. the output's job takes over the answers that are known, and asks the large model for the other rows.
 
@@ -11,17 +12,18 @@ The tables and records stay in the work directory. Whatever dies, the next run f
 decisions are those of ``pipemax_spark.cascade``.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.cascade.batches import ClosedBatch, Decision, OpenBatch
 from pipemax_spark.cascade.certificate import Certificate, certify
 from pipemax_spark.cascade.coins import new_seed
 from pipemax_spark.cascade.draw import Draw
-from pipemax_spark.cascade.pilot import PILOT_ROWS
-from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OnError, OtherRunError
+from pipemax_spark.cascade.pilot import PILOT_ROWS, Assessment, Outlook, pilot_share
+from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OtherRunError
+from pipemax_spark.job import run_pilot
 from pipemax_spark.job.annotation_job import AnnotationJob, made_output
 from pipemax_spark.job.cascade_answers import ComparedAnswer
 from pipemax_spark.job.cascade_batches import (
@@ -33,13 +35,15 @@ from pipemax_spark.job.cascade_batches import (
     reset_if_needed,
     run_batches,
 )
-from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, phase_facts, repeats
+from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, repeats
 from pipemax_spark.job.cascade_options import answers_of, promise_of, small_options
+from pipemax_spark.job.cascade_phases import PhaseEndedError, Phases, reading
 from pipemax_spark.job.cascade_pilot import pilot, without_output
 from pipemax_spark.job.cascade_rows import CascadeRows, manifest_digest, sampled_rows
 from pipemax_spark.job.checks import check_engine, check_job, input_of
 from pipemax_spark.job.job import EngineCall, Job, JobCall, new_run_id
 from pipemax_spark.job.record import EndRecord
+from pipemax_spark.job.run_pilot import RunPilot, comes_first
 from pipemax_spark.job.settings import job_settings
 from pipemax_spark.options import Certified, JobOptions
 from pipemax_spark.report.summary import Summary
@@ -58,9 +62,6 @@ from pipemax_spark.storage.output_table import open_table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NOTHING_LEFT = 1e-6
-"""Of a limit: the job then ends before its first row."""
-
 
 class CascadeJob:
     """One run of a job with ``--cascade``."""
@@ -74,11 +75,8 @@ class CascadeJob:
         self._promise, self._answers = promise_of(options), answers_of(options)
         self._small = small_options(options)
         self._models = (str(self._small.engine["model"]), str(options.engine["model"]))
-        self._began_s = time.monotonic()
-        # Of the jobs that have ended:
-        self._tokens = 0
-        self._token_cost = 0.0
-        self._phases: dict[str, Mapping[str, Any]] = {}
+        self._phases = Phases(spark, options, terminal, small=self._small)
+        self._is_filling = False
 
     def run(self) -> Summary | None:
         """Run what is left of the cascade; return as ``AnnotationJob.run`` does."""
@@ -87,17 +85,20 @@ class CascadeJob:
             final = replace(options, cascade=None, certified=self._certified())
             # What is done again is few rows, for which nothing is worth proving.
             if options.retry_errors or options.redo_changed:
-                return self._run(final)
+                return self._phases.run(final)
             if options.dry_run:
-                self._run(final)
+                self._phases.run(final)
                 self._say(f"both models answer {PILOT_ROWS} rows for a forecast; nothing is written")
-                self._say(self._forecast())
+                said = self._forecast()
+                self._say(said.sentence)
+                kept = ":".join(f"{share:.3f}" for share in (said.kept.low, said.kept.middle, said.kept.high))
+                self._say(f"for its hours on a node: pipemax plan-capacity --kept-share {kept}")
                 return None
             call = self._call(final)
-            # The jobs write how they end; this is for what ends the cascade between them.
-            end = EndRecord(call)
+            end = EndRecord(call)  # of what comes before the job that fills the output, which has its own
             try:
-                return self._cascade(call)
+                end.begin()
+                return self._cascade(call, end)
             except OtherRunError as error:
                 if options.if_running is not IfRunning.SKIP:
                     end.write(error)
@@ -105,14 +106,15 @@ class CascadeJob:
                 self._say(f"skipped: {error.args[0]} (--if-running skip)")
                 return None
             except (JobError, JobFailedError) as error:
-                end.write(error)
+                if not self._is_filling:
+                    end.close(error)
                 raise
 
-    def _cascade(self, call: JobCall) -> Summary | None:
+    def _cascade(self, call: JobCall, end: EndRecord) -> Summary | None:
         options, spark = call.options, self._spark
         checked = check_job(call)
         if checked.source.is_blank:
-            return self._run(options)
+            return self._phases.run(options)
         if options.source.has_images(checked.source.rows.schema):
             raise JobError(
                 "--cascade compares requests, and an image may change behind its path; leave it out"
@@ -130,24 +132,35 @@ class CascadeJob:
             takes_over=options.if_running is IfRunning.TAKE_OVER,
         ) as work:
             epochs = Epochs(spark, f"{root}/{checked.spec.hash}")
+            run_epoch = partial(self._epoch, end)
             reset_if_needed(call, checked, epochs, self._say)
             if options.incremental:
                 checkpoint = options.checkpoint or f"{base}/{call.table.table_id()}/{CHECKPOINTS}"
                 job = Job.of(replace(call, options=replace(options, checkpoint=checkpoint)), checked, work)
-                summaries = run_batches(job, epochs, self._epoch)
-                return summaries[-1] if summaries else self._run(job.options)
+                summaries = run_batches(job, epochs, run_epoch)
+                return summaries[-1] if summaries else self._phases.run(job.options)
             store = epochs.open()
             if store is None:
                 store = epochs.begin(self._rows_left(call, checked))
-            return self._run(options) if store is None else self._epoch(options, checked, store, epochs)
+            return self._phases.run(options) if store is None else run_epoch(options, checked, store, epochs)
 
     def _epoch(
+        self, end: EndRecord, final: JobOptions, checked: Checked, store: CascadeStore, epochs: Epochs
+    ) -> Summary | None:
+        """Run the phases that an epoch has not had yet, as far as the limits allow."""
+        self._is_filling = False
+        self._phases.begin_epoch()
+        try:
+            return self._run_epoch(final, checked, store, epochs)
+        except PhaseEndedError as ended:
+            return ended.recorded(end, checked, self._terminal)
+
+    def _run_epoch(
         self, final: JobOptions, checked: Checked, store: CascadeStore, epochs: Epochs
     ) -> Summary | None:
-        """Run the phases that an epoch has not had yet."""
-        num_rows, self._phases = store.rows().count(), {}
+        num_rows, phases = store.rows().count(), self._phases
         final = self._with(
-            replace(final, **_reading(store.path("rows"))),
+            replace(final, **reading(store.path("rows"))),
             whole=None if checked.id_columns else checked.source.rows,
         )
         ledger = TableLedger(epochs, self._promise, spec_hash=checked.spec.hash, small_model=self._models[0])
@@ -158,29 +171,38 @@ class CascadeJob:
                 f"all {num_rows:,} rows go to the large model, too few for a small one. {facts['sentence']}"
             )
             return self._fill(self._with(final, facts=facts), store)
-        share = self._promise.default_sample_share(num_rows)
-        if batch is None and self._promise.allowed_differing(num_rows, share) is None:
-            self._say(f"all {num_rows:,} rows go to the large model: too few for a sample to prove anything")
-            return self._fill(final, store)
-        self._say(f"1 of 3, the small model answers {num_rows:,} rows")
-        small = self._run(self._small_options(store), phase="small")
-        if small is None or not small.complete:
-            return small
-        number, _ = epochs.last_reset()
-        draw = self._draw(store, num_rows, share, checked, number) if batch is None else batch.draw
+        draw = self._draw(store, num_rows, checked, epochs.last_reset()[0]) if batch is None else batch.draw
+        if batch is None and self._promise.allowed_differing(num_rows, draw.sample_share) is None:
+            sentence = f"All {num_rows:,} rows go to the large model: too few for a sample to prove anything."
+            return self._fill_alone(final, store, sentence)
+        pilot, decision = None, None
+        if draw.pilot_share:
+            pilot = RunPilot(store, draw, final, self._answers, phases, checked)
+        if pilot is not None and comes_first(num_rows, self._small.engine):
+            decision = pilot.before_small_pass()
+            if decision.outlook is Outlook.REFUSED:
+                pilot.write_answers(decision, self._models)
+                sentence = f"All {num_rows:,} rows go to the large model. {decision.sentence}"
+                final = replace(final, reuse=store.path("answers"))
+                return self._fill_alone(final, store, sentence, rows_pilot=decision.rows)
+            if decision.outlook is Outlook.MAY_NOT_PAY:
+                self._terminal.warn(decision.sentence)
+        phases.small(store, "rows", "small", says=f"1 of 3, the small model answers {num_rows:,} rows")
+        if pilot is not None:
+            decision = decision or pilot.after_small_pass()
+            draw = decision.draw
         if not store.exists("sample"):
             store.write("sample", sampled_rows(store.rows(), draw, checked.id_columns))
         num_sampled = store.read("sample").count()
-        self._say(f"2 of 3, the large model answers {num_sampled:,} sampled rows")
         if num_sampled:
-            labels = self._run(self._label_options(store), phase="labels")
-            if labels is None or not labels.complete:
-                return labels
+            what = f"2 of 3, the large model answers {num_sampled:,} sampled rows"
+            phases.large(store, "sample", "labels", checked, says=what)
         rows = CascadeRows(
             final,
             rows=store.rows(),
             small=store.read("small"),
             labels=store.read("labels") if num_sampled else store.read("small").limit(0),
+            pilot=None if decision is None else store.read(run_pilot.LABELS),
         )
         labelled = list(rows.labelled(draw, self._answers))
         findings = [
@@ -211,6 +233,7 @@ class CascadeJob:
             "rows_sampled": num_sampled,
             **certified_facts(findings, kept, confidence=final.confidence, shows_answers=not final.no_sample),
             **ledger_facts(findings[0].certificate),
+            **({} if decision is None else {"rows_pilot": decision.rows}),
         }
         self._say(f"3 of 3. {facts['sentence']}")
         return self._fill(self._with(replace(final, reuse=store.path("answers")), facts=facts), store)
@@ -218,7 +241,7 @@ class CascadeJob:
     def _common_facts(self, num_rows: int) -> dict[str, Any]:
         return {
             "rows": num_rows,
-            "phases": self._phases,
+            "phases": self._phases.done,
             "repeats": repeats(self._options.generations),
             "small_model": self._models[0],
             "large_model": self._models[1],
@@ -228,9 +251,18 @@ class CascadeJob:
         assert final.certified is not None
         return replace(final, certified=replace(final.certified, **known))
 
+    def _fill_alone(
+        self, final: JobOptions, store: CascadeStore, sentence: str, **facts: Any
+    ) -> Summary | None:
+        """Fill the output with the large model's answers only, and have the report say why."""
+        self._say(sentence)
+        known = {"sentence": sentence, "rows_kept": 0, "rows_sampled": 0, **facts}
+        return self._fill(self._with(final, facts=self._common_facts(store.rows().count()) | known), store)
+
     def _fill(self, final: JobOptions, store: CascadeStore) -> Summary | None:
         """Fill the output, and close the epoch if all of its rows are in it."""
-        summary = self._run(final)
+        self._is_filling = True
+        summary = self._phases.run(final)
         if summary is not None and summary.complete:
             store.close()
         return summary
@@ -243,54 +275,23 @@ class CascadeJob:
             return left
         return first_rows(left, order_of(self._spark, options.order_by), options.limit)
 
-    def _forecast(self) -> str:
+    def _forecast(self) -> Assessment:
         large = without_output(self._options)
         small = without_output(self._small)
-        assessment = pilot(
-            self._spark, large, small, self._terminal, promise=self._promise, answers=self._answers
-        )
-        return assessment.sentence
+        return pilot(self._spark, large, small, self._terminal, promise=self._promise, answers=self._answers)
 
-    def _small_options(self, store: CascadeStore) -> JobOptions:
-        return replace(
-            self._side(store, "rows", "small"),
-            engine=self._small.engine,
-            generation=self._small.generation,
-            ask=self._small.ask,
-            max_error_rate=1.0,  # a row without a small answer goes to the large model
-            on_error=OnError.ROW,
-        )
-
-    def _label_options(self, store: CascadeStore) -> JobOptions:
-        return self._side(store, "sample", "labels")
-
-    def _side(self, store: CascadeStore, rows: str, output: str) -> JobOptions:
-        """Return the options of the job that answers rows of the epoch in a table of its own."""
-        return replace(
-            self._options,
-            **_reading(store.path(rows)),
-            output=store.path(output),
-            cascade=None,
-            work_dir=None,
-            select=(),
-            mlflow_experiment="",
-            gold_column=None,
-            canary=None,
-            notify=None,
-            metrics_port=None,
-            compact=False,
-            batch_output=None,
-        )
-
-    def _draw(self, store: CascadeStore, num_rows: int, share: float, checked: Checked, number: int) -> Draw:
-        """Return the draw of the epoch, which is recorded before the large model answers any row."""
+    def _draw(self, store: CascadeStore, num_rows: int, checked: Checked, number: int) -> Draw:
+        """Return the draw of the epoch, which is recorded before any row is answered."""
         if (text := store.record(DRAW)) is None:
+            share = self._options.cascade_sample
+            has_pilot = share is None or comes_first(num_rows, self._small.engine)
             draw = Draw(
                 seed=new_seed(),
                 rows=num_rows,
                 agree=self._promise.agree,
                 confidence=self._promise.confidence,
-                sample_share=share,
+                sample_share=share or self._promise.default_sample_share(num_rows),
+                pilot_share=pilot_share(num_rows) if has_pilot else 0.0,
                 spec_hash=checked.spec.hash,
                 manifest_digest=manifest_digest(store.rows()),
                 number=number,
@@ -345,26 +346,6 @@ class CascadeJob:
             spark=self._spark, options=options, terminal=self._terminal, table=table, run_id=new_run_id()
         )
 
-    def _run(self, options: JobOptions, *, phase: str = "final") -> Summary | None:
-        """Run one of the jobs within what the ones before it have left of the limits."""
-        hours = (time.monotonic() - self._began_s) / 3600
-        spent = {
-            "max_hours": hours,
-            "max_cost": hours * (options.price_per_hour or 0.0) + self._token_cost,
-            "max_tokens_total": self._tokens,
-        }
-        left = {
-            name: max(_NOTHING_LEFT, limit - spent[name])
-            for name in spent
-            if (limit := getattr(options, name)) is not None
-        }
-        summary = AnnotationJob(self._spark, replace(options, **left), self._terminal).run()
-        if summary is not None:
-            self._phases[phase] = phase_facts(summary, options.prices)
-            self._tokens += summary.prompt_tokens + summary.completion_tokens
-            self._token_cost += options.prices.cost(seconds=0.0, spent=summary.spent)
-        return summary
-
     def _say(self, text: str) -> None:
         self._terminal.say("Cascade", text)
 
@@ -377,24 +358,6 @@ def run_job(spark: "SparkSession", options: JobOptions, terminal: Terminal) -> S
         )
     kind = AnnotationJob if options.cascade is None else CascadeJob
     return kind(spark, options, terminal).run()
-
-
-def _reading(path: str) -> dict[str, Any]:
-    """Return the options of a job that reads the rows of an epoch, which were chosen from the input already."""
-    return {
-        "input": path,
-        "input_format": None,
-        "input_option": {},
-        "where": None,
-        "limit": None,
-        "expect_rows": None,
-        "fail_if_empty": False,
-        "incremental": False,
-        "checkpoint": None,
-        "skip_changes": False,
-        "rescan": False,
-        "cascade_reset": False,
-    }
 
 
 def _of_model(values: Mapping[str, Any]) -> list[str]:

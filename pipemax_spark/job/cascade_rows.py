@@ -43,25 +43,47 @@ def manifest_digest(rows: "DataFrame") -> str:
 
 
 def sampled_rows(rows: "DataFrame", draw: Draw, id_columns: tuple[str, ...]) -> "DataFrame":
-    """Return the rows that both models answer: those whose coins say so."""
+    """Return the rows that both models answer to certify a threshold: those whose coins say so."""
+    return _rows_of_coins(rows, draw, id_columns, first=draw.pilot_share, end=draw.sampled_below)
+
+
+def pilot_rows(rows: "DataFrame", draw: Draw, id_columns: tuple[str, ...]) -> "DataFrame":
+    """Return the rows of the pilot, which both models answer before the sample share is chosen."""
+    return _rows_of_coins(rows, draw, id_columns, first=0.0, end=draw.pilot_share)
+
+
+def _rows_of_coins(
+    rows: "DataFrame", draw: Draw, id_columns: tuple[str, ...], *, first: float, end: float
+) -> "DataFrame":
     names = id_columns or rows.columns
     key, number = free_name(_IDENTITY, rows.columns), free_name(_OCCURRENCE, rows.columns)
     numbered = rows.selectExpr("*", f"{identity(rows.schema, names, are_ids=bool(id_columns))} AS {key}")
     numbered = numbered.withColumn(number, occurrence(key))
-    sampled = numbered.where(f"{coin_sql(draw.seed, key, number)} < {draw.sampled_below!r}D")
-    return sampled.select(*map(quoted, rows.columns))
+    coin = coin_sql(draw.seed, key, number)
+    chosen = numbered.where(f"{coin} >= {first!r}D AND {coin} < {end!r}D")
+    return chosen.select(*map(quoted, rows.columns))
 
 
 class CascadeRows:
     """The rows of one draw, as both models have answered them."""
 
     def __init__(
-        self, options: JobOptions, *, rows: "DataFrame", small: "DataFrame", labels: "DataFrame"
+        self,
+        options: JobOptions,
+        *,
+        rows: "DataFrame",
+        small: "DataFrame",
+        labels: "DataFrame",
+        pilot: "DataFrame | None" = None,
     ) -> None:
-        """``rows`` are all rows of the draw, ``small`` and ``labels`` those of the small and of the large answers."""
+        """``rows`` are all rows of the draw, ``small`` and ``labels`` those of the small and of the large answers.
+
+        ``pilot`` are the large answers of the pilot: final, and no part of what is certified.
+        """
         self._options = options
         self._rows = rows
         self._labels = labels
+        self._of_large = labels if pilot is None else labels.unionByName(pilot)
         self._small = self._first_of_each_request(small, _SMALL)
 
     def labelled(self, draw: Draw, answers: Sequence[ComparedAnswer]) -> Iterator[tuple[Labelled, ...]]:
@@ -88,17 +110,17 @@ class CascadeRows:
         *,
         models: tuple[str, str],
     ) -> "DataFrame":
-        """Return the rows whose final answers are known, with them: sampled ones, and those that keep the small ones.
+        """Return the rows whose final answers are known, with them: the sample, the pilot, and what is kept.
 
-        A row keeps them if each of ``answers`` may be kept by its certificate. Rows that make the request of a sampled
-        one have its large answers. ``schema`` is that of the rows in the output; ``models`` are the names of the small
-        one and the large one.
+        A row keeps them if each of ``answers`` may be kept by its certificate. Rows that make the request of one
+        with large answers have these. ``schema`` is that of the rows in the output; ``models`` are the names of the
+        small one and the large one.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
         key = free_name(_KEY, self._rows.columns)
         small, large = free_name(_SMALL, self._rows.columns), free_name(_LARGE, self._rows.columns)
-        sampled = self._first_of_each_request(self._labels, _LARGE)
+        sampled = self._first_of_each_request(self._of_large, _LARGE)
         both = (
             self._keyed(self._rows, key)
             .join(self._small.toDF(key, small), on=key, how="left")

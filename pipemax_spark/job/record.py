@@ -80,14 +80,22 @@ class EndRecord:
         self.summary: Summary | None = None
         """The run's own summary, which it has written, and after the exit that of its end."""
 
+    @property
+    def output(self) -> str:
+        """The output's name."""
+        return self._call.table.name
+
     def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def begin(self) -> None:
         """Say in the file that the run works. Raise ``JobError`` if the file cannot be written."""
         if self._path is not None:
             try:
                 write_file(self._path, self._so_far().to_json(), self._call.spark)
             except OSError as error:
                 raise JobError(f"summary {self._path!r} cannot be written: {error}") from error
-        return self
 
     def __exit__(
         self,
@@ -95,6 +103,10 @@ class EndRecord:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None) -> None:
+        """Write how an error has ended the run, if one has, and tell the URL of ``--notify``."""
         if error is not None:
             self.write(error)
         self._notify()
@@ -375,7 +387,7 @@ def _summary(
         ),
         output=job.table.name,
         output_format=job.table.format_name,
-        cascade=_cascade_facts(job),
+        cascade=_cascade_facts(job, counts.left_out + counts.undone),
         mlflow_run_id=run.tracker.run_id,
         engines=collector.engines(),
         prefix_cache_hit_rate=run.prefix_cache_hit_rate,
@@ -398,9 +410,13 @@ def _with_costs(job: Job, summary: Summary) -> Summary:
     return replace(summary, cascade=with_costs(summary.cascade, final, is_complete=summary.complete))
 
 
-def _cascade_facts(job: Job) -> Mapping[str, Any] | None:
+def _cascade_facts(job: Job, rows_left: int = 0) -> Mapping[str, Any] | None:
+    """Return what is certified. Rows that keep the small answer come first, so the counts hold before the end too."""
     certified = job.options.certified
-    return None if certified is None else certified.facts
+    if certified is None or certified.facts is None or not rows_left:
+        return None if certified is None else certified.facts
+    so_far = f"So far, {rows_left:,} rows are left for the large model. {certified.facts['sentence']}"
+    return {**certified.facts, "sentence": so_far}
 
 
 def _canary_facts(run: Run) -> dict[str, Any] | None:

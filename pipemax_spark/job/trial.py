@@ -43,7 +43,15 @@ UNUSED = frozenset(
         *("group_by_prefix", "order_by", "compute_each", "reuse", "mlflow_experiment", "price_per_hour"),
         *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),
         *("collector_port", "metrics_port", "notify", "gold_column", "dry_run"),
-        *("cascade", "agree", "confidence", "agree_fields", "agree_tolerance", "cascade_reset"),
+        *(
+            "cascade",
+            "agree",
+            "confidence",
+            "agree_fields",
+            "agree_tolerance",
+            "cascade_sample",
+            "cascade_reset",
+        ),
     }
 )
 """Options of the job that have no meaning here: they are about the output, the whole table, or the run."""

@@ -16,13 +16,15 @@ def with_costs(facts: Mapping[str, Any], final: Mapping[str, Any], *, is_complet
     work, if rows are left, or if the large model answered none.
     """
     phases = {**facts["phases"], "final": final}
-    small, *large = (phases.get(name, _NO_WORK) for name in ("small", "labels", "final"))
+    small, of_pilot, *large = (
+        phases.get(name, _NO_WORK) for name in ("small", "pilot_small", "pilot_labels", "labels", "final")
+    )
     asked = sum(phase["rows"] for phase in large)
     costs = None
     if is_complete and small["rows"] == facts["rows"] and asked:
         scale = facts["rows"] / asked
         costs = {
-            "both": {name: _sum(name, small, *large) for name in _MEASURES},
+            "both": {name: _sum(name, small, of_pilot, *large) for name in _MEASURES},
             "large_alone": {
                 name: None if (total := _sum(name, *large)) is None else total * scale for name in _MEASURES
             },
@@ -58,7 +60,8 @@ def cascade_metrics(facts: Mapping[str, Any]) -> dict[str, float]:
     if "ledger" in facts:
         counts = ("batches", "seen_rows", "differing_rows", "max_misses", "number")
         metrics |= {f"cascade_ledger_{name}": float(facts["ledger"][name]) for name in counts}
-    for name, of_answer in facts.get("questions", {"": facts} if "ledger" not in facts else {}).items():
+    has_one = "certificate" in facts and "ledger" not in facts
+    for name, of_answer in facts.get("questions", {"": facts} if has_one else {}).items():
         metrics[f"cascade_max_misses{name and '_'}{name}"] = float(of_answer["certificate"]["max_misses"])
     for whose, costs in (facts.get("costs") or {}).items():
         metrics |= {f"cascade_{whose}_{name}": value for name, value in costs.items() if value is not None}

@@ -117,8 +117,9 @@ class Summary:
     have ``moved``, and the ``smallest_p_value``; None if there was none."""
     cascade: Mapping[str, Any] | None = None
     """What the certificate of ``--cascade`` says: its ``sentence`` and ``certificate``, ``rows``, ``rows_kept``,
-    ``rows_sampled``, the two models, what the ``phases`` took, ``costs`` with and without the small model, and what the
-    sampled rows show; with ``--ask`` the ``questions``' certificates by name. None without one."""
+    ``rows_sampled``, ``rows_pilot`` of a pilot, the two models, what the ``phases`` took, ``costs`` with and without
+    the small model, and what the sampled rows show; with ``--ask`` the ``questions``' certificates by name. None
+    without one."""
     length_correlation: float | None = None
     """The correlation of the logarithms of prompts' and answers' lengths, as engines under stock vLLM learned it in
     this run, or in an earlier one on the same output; None if none has. The next run orders its rows by it."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pipemax.wire import ServerStats
 
 _PREFIX, _SUFFIX = "time_", "_s"
-_START_UP = "start_up"
+START_UP = "start_up"
+"""The part of an account in which the engine started."""
 _DRAIN_AT_FULL_RATE = "drain_at_full_rate_s"
 _TOLERANCE_S = 1.0
 NO_ENGINE = "no_engine"
@@ -37,7 +38,7 @@ class TimeAccounts:
         drain_s = stats.engine_metrics.get(_DRAIN_AT_FULL_RATE)
         if drain_s is not None:
             # If the job began while the engine started, all of its drains belong to the job.
-            began_before = bool(self._before[engine].keys() - {_START_UP}) and engine not in self._drains
+            began_before = bool(self._before[engine].keys() - {START_UP}) and engine not in self._drains
             before_s = drain_s if began_before else self._drains.get(engine, (0.0, 0.0))[0]
             self._drains[engine] = (before_s, drain_s)
 
@@ -72,7 +73,7 @@ def working_seconds(account: Mapping[str, float], *, seconds: float) -> float:
     Without an account, or if there is nothing else in it, these are all of the seconds.
     """
     total = sum(account.values())
-    working = total - account.get(_START_UP, 0.0) - account.get(NO_ENGINE, 0.0)
+    working = total - account.get(START_UP, 0.0) - account.get(NO_ENGINE, 0.0)
     return seconds * working / total if working > 0 else seconds
 
 
@@ -96,7 +97,7 @@ def _before_job(account: Mapping[str, float], job_age_s: float) -> Mapping[str, 
     if older_s <= _TOLERANCE_S:
         return {}
     # An engine's time begins with its start.
-    return {_START_UP: older_s} if older_s < account.get(_START_UP, 0.0) else account
+    return {START_UP: older_s} if older_s < account.get(START_UP, 0.0) else account
 
 
 def _account_of(stats: ServerStats) -> dict[str, float]:

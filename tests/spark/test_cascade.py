@@ -130,10 +130,14 @@ def test_a_run_that_dies_between_any_two_steps_is_finished_under_the_same_certif
     jobs.write_input(texts(0, 400))
     seeds = iter([SEED, *(f"{number:032x}" for number in range(100))])
     monkeypatch.setattr(cascade, "new_seed", lambda: next(seeds))
+    monkeypatch.setattr(cascade, "pilot_share", lambda rows: 40 / rows)
     places: list[tuple[str, str | None, bool]] = [
         ("write", "rows", True),
         ("put", "draw", False),
         ("put", "draw", True),
+        ("write", "pilot", True),
+        ("put", "pilot", False),
+        ("put", "pilot", True),
         ("write", "sample", True),
         ("put", "certificate", False),
         ("put", "certificate", True),
@@ -152,7 +156,7 @@ def test_a_run_that_dies_between_any_two_steps_is_finished_under_the_same_certif
     texts_of = {
         row["name"]: row["text"] for row in jobs.spark.read.format("delta").load(str(records)).collect()
     }
-    assert texts_of.keys() == {"draw", "certificate"}
+    assert texts_of.keys() == {"draw", "pilot", "certificate"}
     # The seed that was drawn and not recorded has counted for nothing.
     assert json.loads(texts_of["draw"])["seed"] == f"{0:032x}"
     assert json.loads(texts_of["certificate"]) == facts_of(jobs, "summary.json")["certificate"]
@@ -211,6 +215,7 @@ def test_the_dry_run_forecasts_what_would_be_kept_and_writes_nothing(jobs: Jobs)
     assert run_cascade(jobs, dry_run=True) is None
     printed = " ".join(jobs.printed.split())
     assert re.search(r"The small model agrees on (8|9)\d % of 300 rows; at 90 % agreement", printed), printed
+    assert re.search(r"plan-capacity --kept-share 0\.\d+:0\.\d+:0\.\d+", printed), printed
     assert not Path(jobs.output).exists()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipemax.cli.capacity_cascade import CascadeHours, Kept, Small, small_model
 from pipemax.cli.common import (
     FILE_COLUMNS,
     NODE_HELP,
@@ -27,6 +28,7 @@ from pipemax.domain.specs import KvCacheDtype
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pipemax.cli.planned_model import PlannedModel
     from pipemax.domain.specs import ModelSpec, NodeSpec
     from pipemax.domain.workload import LengthStatistics, WorkloadSpec
     from pipemax.policy.capacity import CapacityOption, CapacityPlan
@@ -174,6 +176,8 @@ def plan_capacity(
     host_memory: HostMemory = None,
     gpus_per_engine: Divisions = None,
     sample: Sample = None,
+    cascade: Small = None,
+    kept: Kept = None,
     seed: Seed = 0,
     kv_dtype: KvDtype = KvCacheDtype.AUTO,
     waves: HasWaves = False,
@@ -215,16 +219,13 @@ def plan_capacity(
             console.print(counted, highlight=False)
         elif template or prompt_tokens_column or outputs_of:
             raise ValueError("--template, --prompt-tokens-column and --outputs-of go with --input")
-        shapes = planned.shapes.with_kv_dtype(kv_dtype)
-        plans: list[_NodePlan] = []
-        prices: list[float | None] = [*price] if price else [None] * len(node)
-        for name, hourly in zip(node, prices, strict=True):
-            spec = changed_node(name, changes or [])
-            console.print(_first_line(rows, shapes, spec), highlight=False)
+        small = None if (name := small_model(cascade, kept)) is None else planned_model(name)
+
+        def plan_of(model: "PlannedModel", spec: "NodeSpec", hourly: float | None) -> "CapacityPlan":
             with _progress() as show:
-                plan = plan_options(
+                return plan_options(
                     spec,
-                    shapes,
+                    model.shapes.with_kv_dtype(kv_dtype),
                     lengths,
                     rows=rows,
                     price_per_hour=hourly,
@@ -232,15 +233,33 @@ def plan_capacity(
                     gpus_per_engine=gpus_per_engine or (),
                     sample_rows=sample,
                     has_waves=waves,
-                    stock_only=planned.refusal,
+                    stock_only=model.refusal,
                     seed=seed,
                     on_progress=show,
                 )
+
+        plans: list[_NodePlan] = []
+        cascades: list[dict[str, Any]] = []
+        prices: list[float | None] = [*price] if price else [None] * len(node)
+        for name, hourly in zip(node, prices, strict=True):
+            spec = changed_node(name, changes or [])
+            console.print(_first_line(rows, planned.shapes, spec), highlight=False)
+            plan = plan_of(planned, spec, hourly)
             console.print(_table(plan, spec, kv_dtype, has_waves=waves))
             console.print(f"chosen: {plan.chosen}. {plan.reason}.", highlight=False)
             for reason in plan.not_possible:
                 console.print(f"left out: {reason}", highlight=False)
             plans.append(_NodePlan(node=spec.name, plan=plan))
+            if small is not None and kept is not None:
+                both = CascadeHours(
+                    models=(small.shapes.name, planned.shapes.name),
+                    small_hours=plan_of(small, spec, hourly).chosen.hours,
+                    large_hours=plan.chosen.hours,
+                    kept=kept,
+                    price_per_hour=hourly,
+                )
+                console.print(both.sentence(rows), highlight=False)
+                cascades.append({"node": spec.name, "cascade": both.facts()})
         if len(plans) > 1:
             console.print(_comparison(plans), highlight=False)
         if json_file:
@@ -250,7 +269,8 @@ def plan_capacity(
                     _json_object(node_plan, option, kv_dtype, has_waves=waves)
                     for node_plan in plans
                     for option in node_plan.plan.options
-                ],
+                ]
+                + cascades,
             )
 
 

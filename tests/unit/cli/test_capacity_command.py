@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -95,6 +96,50 @@ def test_plan_capacity_compares_kinds_of_node(small: list[str], tmp_path: Path) 
     options = json.loads(path.read_text())
     assert [option["node"] for option in options if option["chosen"]] == ["little", "rtx5090x8"]
     assert "cheapest" in message_of(result)
+
+
+@pytest.fixture
+def cascade(tmp_path: Path) -> list[str]:
+    """A smaller model, with nearly as much room for rows."""
+    model = yaml.safe_load((tmp_path / "model.yaml").read_text()) | {"name": "less", "ffn_size": 20_480}
+    (tmp_path / "less.yaml").write_text(yaml.safe_dump(model))
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"model": str(tmp_path / "less.yaml")}))
+    return ["--cascade", str(tmp_path / "small.yaml")]
+
+
+def test_a_cascade_takes_the_small_models_hours_and_the_large_models_for_the_rest(
+    small: list[str], cascade: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    arguments = ["plan-capacity", "--rows", "1M", "--price", "20", *small, *FILLED, "--sample", "180"]
+    arguments += ["--gpus-per-engine", "8", "--output-mean", "30", "--output-median", "20"]
+    result = run(*arguments, "--json", str(path), *cascade, "--kept-share", "0.4:0.6:0.7")
+    assert result.exit_code == 0, result.output
+    *options, both = json.loads(path.read_text())
+    (alone,) = (option["hours"] for option in options if option["chosen"])
+    figures = both["cascade"]
+    assert figures["large_hours"] == alone > figures["small_hours"] > 0
+    for name, kept in (("low", 0.7), ("middle", 0.6), ("high", 0.4)):
+        assert figures["hours"][name] == pytest.approx(figures["small_hours"] + (1 - kept) * alone, abs=1e-3)
+        assert figures["cost"][name] == pytest.approx(20 * figures["hours"][name], abs=1e-3)
+    assert "cascade: less answers 1,000,000 rows in" in message_of(result)
+    assert "then little 40% of them (30% to 60%)" in message_of(result)
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ([], "--cascade and --kept-share go together"),
+        (["--kept-share", "0.4"], "is not LOW:MIDDLE:HIGH"),
+        (["--kept-share", "0.6:0.4:0.7"], "none less than the one before"),
+    ],
+)
+def test_a_cascade_without_its_forecast_is_refused(
+    small: list[str], cascade: list[str], kept: list[str], message: str
+) -> None:
+    result = run("plan-capacity", "--rows", "10", "--sample", "20", *small, *cascade, *kept)
+    assert result.exit_code == 2
+    assert message in message_of(result)
 
 
 @pytest.mark.parametrize(

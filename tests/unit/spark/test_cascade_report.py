@@ -76,6 +76,31 @@ def test_costs_with_the_small_model_stand_next_to_those_of_the_large_one_by_its_
     }
 
 
+def test_costs_have_the_pilot_that_both_models_answered_first() -> None:
+    facts = facts_of("annotation")
+    facts["phases"] = facts["phases"] | {
+        "pilot_small": {"rows": 300, "seconds": 90.0, "tokens": 100, "cost": 0.5},
+        "pilot_labels": {"rows": 100, "seconds": 360.0, "tokens": 600, "cost": 2.5},
+    }
+    assert with_costs(facts, FINAL, is_complete=True)["costs"] == {
+        "both": {"seconds": 2_250, "tokens": 8_100, "cost": 14},
+        "large_alone": {"seconds": 3_600, "tokens": 6_000, "cost": 25},
+    }
+
+
+def test_a_cascade_that_its_pilot_has_ended_says_why_and_has_no_costs() -> None:
+    refused = RUN | {"sentence": "All 1,000 rows go to the large model.", "rows_kept": 0, "phases": {}}
+    facts = with_costs(refused, FINAL, is_complete=True)
+    assert facts["costs"] is None
+    assert dict(cascade_facts(facts))["by model"] == "0 rows (0.0%) little, 1,000 (100.0%) big"
+    assert cascade_metrics(facts) == {
+        "cascade_rows": 1_000,
+        "cascade_rows_kept": 0,
+        "cascade_rows_sampled": 200,
+    }
+    assert "All 1,000 rows go to the large model." in cascade_part(facts)
+
+
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_costs_are_left_out_of_a_run_that_has_not_done_all_of_the_work(is_resumed: bool) -> None:
     facts = facts_of("annotation")
