@@ -30,8 +30,15 @@ from tests.waiting import wait_until
 REPOSITORY = Path(__file__).resolve().parents[3]
 ROWS = 6_000
 """Enough for a pilot."""
-PHASES = ("open", "small pass", "pilot", "labels", "filling")
-_LONGEST_WAIT_S = 12.0
+_SAID = {
+    "small pass": "1 of 3, the small model",
+    "pilot": "first, the large model",
+    "labels": "2 of 3, the large model",
+    "filling": "3 of 3.",
+}
+"""How the job begins to say in which phase it is."""
+PHASES = ("start", *_SAID)
+_LONGEST_WAIT_S = 20.0
 """A kill comes at most so long after its phase has begun."""
 _PHASE_S = 600.0
 
@@ -52,6 +59,8 @@ class KilledCascade:
         self._logs = directory / "logs"
         self._rng = random.Random(seed)
         self.killed = Counter[str]()
+        self._log = self._logs / "driver.log"
+        self._log_before = 0
         self.records: dict[str, str] = {}
         """Each as it was first seen."""
         self.faults: list[str] = []
@@ -68,7 +77,8 @@ class KilledCascade:
 
     def start(self) -> subprocess.Popen[bytes]:
         choices = [word for choice in ("bread", "cheese", "fruit", "nuts") for word in ("--choice", choice)]
-        with (self._logs / "driver.log").open("ab") as log:
+        with self._log.open("ab") as log:
+            self._log_before = log.tell()
             return subprocess.Popen(
                 [
                     *(sys.executable, REPOSITORY / "jobs" / "annotate.py"),
@@ -140,15 +150,13 @@ class KilledCascade:
                 self.faults.append(f"the record {record['name']} has changed")
 
     def phase(self) -> str:
-        """Return the phase in which the job is, by what it has written."""
-        begun = {
-            "small pass": self._epoch / "small",
-            "pilot": self._epoch / "pilot",
-            "labels": self._epoch / "sample",
-            "filling": self._epoch / "answers",
-        }
-        reached = [name for name, path in begun.items() if (path / "_delta_log").exists()]
-        return reached[-1] if reached else PHASES[0]
+        """Return the phase in which the run is, by what it has said."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_before)
+            said = log.read().decode(errors="replace")
+        places = {phase: said.rfind(words) for phase, words in _SAID.items()}
+        latest = max(places, key=lambda phase: places[phase])
+        return latest if places[latest] >= 0 else PHASES[0]
 
 
 def strike(directory: Path, kills: int, seed: int) -> KilledCascade:
