@@ -99,16 +99,13 @@ class CascadeJob:
             try:
                 end.begin()
                 return self._cascade(call, end)
-            except OtherRunError as error:
-                if options.if_running is not IfRunning.SKIP:
-                    end.write(error)
-                    raise
-                self._say(f"skipped: {error.args[0]} (--if-running skip)")
-                return None
             except (JobError, JobFailedError) as error:
                 if not self._is_filling:
                     end.close(error)
-                raise
+                if not isinstance(error, OtherRunError) or options.if_running is not IfRunning.SKIP:
+                    raise
+                self._say(f"skipped: {error.args[0]} (--if-running skip)")
+                return end.summary
 
     def _cascade(self, call: JobCall, end: EndRecord) -> Summary | None:
         options, spark = call.options, self._spark

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import OtherRunError
+from pipemax_spark.errors import IfRunning, OtherRunError
 from pipemax_spark.job import cascade, cascade_phases
 from pipemax_spark.job.cascade_phases import Phases
 from pipemax_spark.storage.cascade_store import CascadeStore
@@ -130,6 +130,8 @@ def test_a_second_run_is_refused_while_one_works_and_finds_its_records_afterward
             refused.append(name)
             with pytest.raises(OtherRunError, match="another job"):
                 run_cascade(jobs, summary=None)
+            skipped = run_cascade(jobs, summary=None, if_running=IfRunning.SKIP)
+            assert (skipped.complete, skipped.ended_by) == (False, "other_run")
         return real(self, name, text)
 
     with pytest.MonkeyPatch.context() as patch:
