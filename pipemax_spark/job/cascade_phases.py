@@ -38,9 +38,10 @@ class PhaseEndedError(Exception):
         summary = self._summary
         if summary is None:
             return None
-        sentence = (
-            f'So far nothing is certified and nothing is in the output: the run ended in "{self._phase}".'
-        )
+        assert summary.ended_by is not None, summary
+        limit = summary.ended_by.replace("_", "-")
+        end_of_run = f"--{limit} ended the run in '{self._phase}'"
+        sentence = f"So far nothing is certified and nothing is in the output: {end_of_run}."
         end.summary = replace(
             summary,
             output=end.output,
@@ -52,7 +53,6 @@ class PhaseEndedError(Exception):
             cascade={"sentence": sentence, "rows_kept": 0, "rows_sampled": 0},
         )
         terminal.warn(f"{sentence} Run the same command again to go on")
-        assert summary.ended_by is not None, summary
         end.close(LimitReachedError(sentence, ended_by=EndedBy(summary.ended_by)))
         return end.summary
 

@@ -135,7 +135,11 @@ class DeltaTable(CommitHistory):
     def exists(self) -> bool:
         """Tell whether the Delta table exists: False also for tables and views that are not Delta's."""
         if self._by_path:
-            return HadoopFiles(self._spark).exists(f"{self.name}/_delta_log")
+            files, log = HadoopFiles(self._spark), f"{self.name}/_delta_log"
+            if files.exists(f"{log}/{0:020}.json") or files.exists(f"{log}/_last_checkpoint"):
+                return True
+            # A job that was killed while it created the table has left a log without a commit.
+            return any(entry.name[:20].isdecimal() for entry in files.list(log))
         return provider_of(self._spark, self.name) == "delta"
 
     def check_usable(self, *, replaces: bool) -> None:

@@ -24,6 +24,16 @@ def details(run: Jobs, table: str) -> Any:
     return run.spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
 
 
+def test_a_table_whose_creation_was_killed_is_created_again(spark: Any, tmp_path: Path) -> None:
+    table = DeltaTable(spark, str(tmp_path / "out"))
+    (tmp_path / "out" / "_delta_log" / "_staged_commits").mkdir(parents=True)
+    (tmp_path / "out" / "part-00000.snappy.parquet").write_bytes(b"half")
+    assert not table.exists()
+    table.create(spark.createDataFrame([], "id long").schema)
+    assert table.exists()
+    assert table.read().count() == 0
+
+
 @pytest.mark.long
 def test_an_empty_table_keeps_its_partitions_properties_constraints_and_own_columns(run: Jobs) -> None:
     table = f"delta.`{run.output}`"
