@@ -31,6 +31,7 @@ def answers_of(options: JobOptions) -> tuple[ComparedAnswer, ...]:
     generation = options.generation
     refused = {
         "--incremental and --ask": options.incremental and options.ask,
+        "--incremental and --cascade-sample": options.incremental and options.cascade_sample,
         "--reuse": options.reuse,
         "--compute-each": options.compute_each,
         "--canary": options.canary is not None,

@@ -88,6 +88,7 @@ def test_scores_are_compared_within_a_tolerance() -> None:
         (asking(deal={"response_format": SCHEMA}) | {"agree_fields": ("price",)}, "write question.field"),
         (asking(deal={"response_format": SCHEMA}) | {"agree_fields": ("deal.cost",)}, "names 'cost'"),
         ({"generation": GenerationSpec(task="embed")}, "--task embed"),
+        ({"incremental": True, "cascade_sample": 0.1}, "--incremental and --cascade-sample"),
         (
             {
                 "generation": GenerationSpec(task="score"),
