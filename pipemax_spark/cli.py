@@ -24,6 +24,7 @@ from pipemax_spark.errors import CanaryError, JobError, failure_text, is_interru
 from pipemax_spark.job.arguments import OPTIONS, job_options, log_directory, log_handler
 from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
 from pipemax_spark.job.limits import LIMITS
+from pipemax_spark.job.option_values import with_new_spec
 from pipemax_spark.job.parameters import command_parameters
 from pipemax_spark.job.trial import UNUSED, TrialOptions, asked_template, run_trial
 from pipemax_spark.job.tune import run_tuning
@@ -57,7 +58,7 @@ class _Annotate(PlainCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, with_new_spec(args))
         except Exception as error:
             explain_option(error, "annotate")
             raise
@@ -336,9 +337,8 @@ def pipemax() -> None:
 
     Neither it nor ``pipemax try``, ``tune`` and ``compare`` load anything of the engine.
     """
-    commands = {"annotate": app, "try": try_app, "tune": tune_app, "compare": compare_app}.get(
-        "".join(sys.argv[1:2])
-    )
+    apps = {"annotate": app, "try": try_app, "tune": tune_app, "compare": compare_app}
+    commands = apps.get("".join(sys.argv[1:2]))
     if commands is not None:
         main(f"pipemax {sys.argv.pop(1)}", commands)
     else:

@@ -138,6 +138,25 @@ class OnError(StrEnum):
         return read_choice(cls, "on-error", text, "'row' (keep error rows) or 'fail' (end at the first one)")
 
 
+class NewSpec(StrEnum):
+    """What becomes of the rows of other specs when rows are annotated in a new way."""
+
+    STACK = "stack"
+    """They stay next to the new ones."""
+    REPLACE = "replace"
+    """Each leaves in the commit that brings its row's new answer."""
+
+    @classmethod
+    def of(cls, value: str | bool | None) -> Self | None:
+        """Read the value from text; True is ``STACK``. Raise ``JobError`` if the text is neither."""
+        if value is None or isinstance(value, bool):
+            return cls("stack") if value else None
+        meanings = (
+            "'stack' (keep the old rows next to the new ones) or 'replace' (remove each with its new one)"
+        )
+        return read_choice(cls, "new-spec", value, meanings)
+
+
 class IfRunning(StrEnum):
     """What a run does while another run is writing to its output."""
 

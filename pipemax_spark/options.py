@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import IfRunning, JobError, OnError, RowCountError
+from pipemax_spark.errors import IfRunning, JobError, NewSpec, OnError, RowCountError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.error_limits import ErrorLimits
@@ -76,7 +76,8 @@ class JobOptions:
     retry_errors: bool = False
     redo_changed: bool = False
     """Annotate rows again whose request has changed under the same id, and replace their old rows."""
-    new_spec: bool = False
+    new_spec: NewSpec | None = None
+    """Annotate rows that the output holds under another spec; None refuses to."""
     canary: int | None = None
     """Commit about so many random rows first, and end the run if their answers differ from those of the last run."""
     group_by_prefix: bool = False
@@ -266,6 +267,16 @@ class JobOptions:
                 raise JobError(
                     f"--{name} needs --id-columns: without ids, a row is matched by the content of all its columns"
                 )
+
+    @property
+    def replacing(self) -> str | None:
+        """The first option by which the run replaces rows of the output; None if it only adds rows."""
+        options = {
+            "--retry-errors": self.retry_errors,
+            "--redo-changed": self.redo_changed,
+            "--new-spec replace": self.new_spec is NewSpec.REPLACE,
+        }
+        return next((name for name, is_given in options.items() if is_given), None)
 
     def check_row_count(self, rows: int, *, source: str) -> None:
         """Raise ``RowCountError`` if ``source`` has more or fewer rows than the caller expects."""

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _READ_AS_TEXT = frozenset(
     {
         *("id_columns", "select", "allow_image_urls", "commit_every", "agree_fields"),
-        *("on_error", "bad_lines", "if_running", "expect_rows", "done_by"),
+        *("on_error", "bad_lines", "if_running", "new_spec", "expect_rows", "done_by"),
     }
 )
 """Arguments that become the fields' values as on the command line; some may also be of the fields' types."""
@@ -64,6 +64,7 @@ _TYPES: Mapping[str, Any] = {
     "on_error": str,
     "bad_lines": str,
     "if_running": str,
+    "new_spec": bool | str | None,
     "expect_rows": Sequence[int | None] | str | None,
     "done_by": datetime | str | None,
     "summary": str | os.PathLike[str] | None,

@@ -47,7 +47,7 @@ from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers
 from pipemax_spark.storage.output_table import OutputTable, open_table
-from pipemax_spark.storage.spec_properties import spec_property, spec_texts
+from pipemax_spark.storage.spec_properties import spec_property, spec_since, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -256,7 +256,10 @@ def batches_of(job: Job) -> AbstractContextManager[Iterable[Batch]]:
     if not job.options.incremental:
         whole = None if job.options.certified is None else job.options.certified.whole
         return nullcontext([Batch(rows=job.checked.source.rows, whole=whole)])
-    return MicroBatches(job.spark, job.options, job.checked, job.work, say=job.terminal.warn)
+    since = spec_since(job.table.properties(), job.checked.spec.hash)
+    return MicroBatches(
+        job.spark, job.options, job.checked, job.work, spec_since=since, say=job.terminal.warn
+    )
 
 
 def chosen_rows(job: Job, batch: Batch) -> Batch:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import OVERRIDES_TYPE, SETTINGS, GenerationSpec
 from pipemax_spark.engines.config import engine_config
-from pipemax_spark.errors import IfRunning, JobError, OnError
+from pipemax_spark.errors import IfRunning, JobError, NewSpec, OnError
 from pipemax_spark.job.limits import read_done_by
 from pipemax_spark.job.option_values import (
     read_ask,
@@ -275,7 +275,10 @@ OPTIONS: dict[str, Option] = {
     ),
     "new_spec": Option(
         _ROWS,
-        "Annotate all rows in a new way (model, prompt, schema, sampling), and keep the old rows next to them.",
+        "Annotate all rows in a new way (model, prompt, schema, sampling): stack keeps the old rows next to the new "
+        "ones, replace removes each in the commit that brings its new one. Without a value: stack.",
+        cli_type=str,
+        read=NewSpec.of,
     ),
     "commit_every": Option(
         _RUN,

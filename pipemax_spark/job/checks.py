@@ -12,6 +12,7 @@ from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.job.fit import check_columns_fit, check_types_kept, check_values_kept
 from pipemax_spark.job.job import EngineCall, JobCall
+from pipemax_spark.job.replacing import replaces_specs
 from pipemax_spark.job.reuse import Reuse
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.policy_notes import wants_row_lengths
@@ -62,7 +63,7 @@ def check_job(call: JobCall) -> Checked:
     )
     if options.order_by is not None and not source.is_blank:
         check_order(source.rows, options.order_by, name=source.name)
-    call.table.check_usable(replaces=options.retry_errors or options.redo_changed)
+    call.table.check_usable(replaces=options.replacing)
     if call.table.exists():
         _check_output(call, source, schema, id_columns)
     if not options.incremental:  # else each batch is checked
@@ -85,7 +86,9 @@ def check_job(call: JobCall) -> Checked:
         time_zone=options.request_columns.time_zone(source.rows),
         cascade=None if options.certified is None else options.certified.spec,
     )
-    _check_spec(spec, call.table, allows_new=options.new_spec)
+    _check_spec(spec, call.table, allows_new=options.new_spec is not None)
+    if options.retry_errors and not id_columns:
+        _check_one_kind_replaced(call, spec)
     plan = TaskPlan(
         options=engine_options,
         spec_hash=spec.hash,
@@ -281,10 +284,9 @@ def _check_output(call: JobCall, source: Source, schema: "StructType", id_column
     ids = () if is_empty else id_columns
     check_columns(table.stored(schema), known, ids, only_appended=options.incremental or is_empty)
     check_columns_fit(call, schema, id_columns)
-    replaces = [name for name in ("retry_errors", "redo_changed") if getattr(options, name)]
-    if replaces and table.properties().get("delta.appendOnly", "").lower() == "true":
+    if options.replacing and table.properties().get("delta.appendOnly", "").lower() == "true":
         raise JobError(
-            f"--{replaces[0].replace('_', '-')} replaces rows, and output {table.name!r} has delta.appendOnly set"
+            f"{options.replacing} replaces rows, and output {table.name!r} has delta.appendOnly set"
         )
     if options.redo_changed and is_annotated:
         _check_requests_kept(source.rows.select(*map(quoted, schema.names)), options, table)
@@ -312,6 +314,20 @@ def _check_spec(spec: AnnotationSpec, table: OutputTable, *, allows_new: bool) -
     latest = AnnotationSpec.from_json(list(known.values())[-1])
     raise JobError(
         f"output {table.name!r} holds rows that were annotated in another way: "
-        f"{'; '.join(spec.changes_from(latest))}. Name another output, or give --new-spec to annotate all rows again "
-        f"and keep the old ones ({ANNOTATION}.spec_hash distinguishes them)"
+        f"{'; '.join(spec.changes_from(latest))}. Name another output, or annotate all rows again: --new-spec "
+        f"replace removes each old row in the commit that brings its new one, --new-spec stack keeps them "
+        f"({ANNOTATION}.spec_hash distinguishes them)"
     )
+
+
+def _check_one_kind_replaced(call: JobCall, spec: AnnotationSpec) -> None:
+    """Raise ``JobError`` if a retried row without ids could replace an error row or a row of another spec."""
+    table = call.table
+    if not table.exists() or not holds_annotations(table.read().schema):
+        return
+    if replaces_specs(table, call.options.new_spec, spec.hash):
+        raise JobError(
+            f"output {table.name!r} holds rows of other specs that are being replaced (--new-spec replace), and "
+            "without --id-columns a retried row may be one of these or an error row; give --retry-errors once they "
+            "are replaced"
+        )

@@ -10,7 +10,7 @@ from pipemax.wire import PreflightReply
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import JobCall
 from pipemax_spark.job.limits import RunLimits
-from pipemax_spark.job.preparing import say_changed
+from pipemax_spark.job.replacing import say_replaced
 from pipemax_spark.job.reuse import Reuse
 from pipemax_spark.job.worth_a_try import worth_a_try
 from pipemax_spark.report.findings import runs_of_spec
@@ -36,7 +36,7 @@ def dry_run(call: JobCall, checked: Checked, limits: RunLimits) -> None:
     if call.table.exists():
         check_rows_fit(call.table, left.select(*map(quoted, checked.schema.names)))
     if done is not None:
-        say_changed(call, remaining, left)
+        say_replaced(call, remaining, left)
     rows_left, limit = left.count(), options.limit
     done_earlier = checked.rows_in - rows_left
     if rows_left and (reuse := Reuse.of(call, checked)) is not None:

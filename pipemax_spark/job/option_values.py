@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, NewSpec
 from pipemax_spark.request.formats import is_inline, response_schema
 from pipemax_spark.request.questions import asked_of_text
 from pipemax_spark.spark.sql import split_names
@@ -81,6 +81,15 @@ def read_key_value(option: str) -> tuple[str, str]:
     if not separator:
         raise JobError(f"input-option {option!r} is not of the form KEY=VALUE")
     return key, value
+
+
+def with_new_spec(args: Sequence[str]) -> list[str]:
+    """Return a command's arguments, with the value of a ``--new-spec`` that has none."""
+    ends = [*args[1:], "--"]
+    return [
+        f"{one}={NewSpec.STACK}" if one == "--new-spec" and end.startswith("-") else one
+        for one, end in zip(args, ends, strict=False)
+    ]
 
 
 def with_batch_columns(values: Mapping[str, Any]) -> dict[str, Any]:

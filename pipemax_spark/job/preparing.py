@@ -13,16 +13,29 @@ from typing import TYPE_CHECKING
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_rows_fit
-from pipemax_spark.job.job import Job, JobCall
-from pipemax_spark.job.outcomes import AppendedOutcomes, Outcomes, ReplacingOutcomes, StagedOutcomes, written
+from pipemax_spark.job.job import Job
+from pipemax_spark.job.outcomes import (
+    AppendedOutcomes,
+    OldRows,
+    Outcomes,
+    ReplacingOutcomes,
+    StagedOutcomes,
+    written,
+)
 from pipemax_spark.job.recovery import SpoolRecovery
+from pipemax_spark.job.replacing import (
+    begin_replacing,
+    has_superseded,
+    num_error_rows,
+    old_rows,
+    say_replaced,
+)
 from pipemax_spark.job.resuming import resuming_of
 from pipemax_spark.job.reuse import Reuse, Reused
 from pipemax_spark.rows.annotated import output_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
 from pipemax_spark.rows.order_by import first_rows, order_of
-from pipemax_spark.rows.remaining import Remaining
 from pipemax_spark.rows.slicing import Slices, Slicing
 from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.rows.written_rows import WrittenRows
@@ -79,6 +92,8 @@ class Preparing:
         self._engines = engines
         self._is_empty = is_empty
         self._claim: Claim | None = None
+        self._old: OldRows | None = None
+        """The rows of the output that this run's rows replace; None until they are looked for."""
         self._slicing = Slicing(job.spark, job.options, job.checked, job.work)
         self._remaining = job.remaining
         self._number = -1
@@ -104,16 +119,19 @@ class Preparing:
         was_claimed = self._claim is not None
         left = _Left(expected=rows) if resuming is not None else self._find_left(batch, rows)
         if left is None:
+            if self._old is None and has_superseded(self._job):
+                self._outcomes(self._claimed())
             return None
         # From here on no earlier run can commit, so the rows that are left no longer change.
         claim = self._claimed()
-        outcomes = self._outcomes()
+        is_known = left.version is not None and (was_claimed or claim.directly_follows(left.version))
+        outcomes = self._outcomes(claim)
         slices = None
         if resuming is not None:
             commit_spool = partial(self._commit_spool, claim, outcomes)
             slices = resuming.slices_left(self._number, self._slicing, self._engines, commit_spool)
         if slices is None:
-            if not (left.version is not None and (was_claimed or claim.directly_follows(left.version))):
+            if not is_known:
                 known = rows if self._is_empty and batch.stream is None else None
                 searched = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
                 left = _Left(expected=left.expected, rows=searched, known=known)
@@ -130,7 +148,7 @@ class Preparing:
             f"{self._job.table.name}: {held + rows - num_left:,} rows done earlier, {sliced.rows:,} to do",
         )
         if not self._is_empty:
-            say_changed(self._job, self._remaining, sliced.read_all())
+            say_replaced(self._job, self._remaining, sliced.read_all())
         self._is_empty = False
         return Prepared(
             rows=sliced,
@@ -192,28 +210,26 @@ class Preparing:
             schema = output_schema(self._job.checked.schema, options)
             self._claim = Claim.take(self._job.table, self._job.run_id, schema=schema)
             # Between this run's creation of the table and its claim, another run may have filled the table.
-            self._is_empty = self._is_empty and self._remaining.held().isEmpty()
+            self._is_empty = self._is_empty and self._remaining.holds_nothing()
         return self._claim
 
-    def _outcomes(self) -> Outcomes:
-        job, options = self._job, self._job.options
-        if self._is_empty or not (options.retry_errors or options.redo_changed):
-            if job.table.takes_one_append_at_a_time:
-                return StagedOutcomes(job.table, job.work.outcomes_path)
-            return AppendedOutcomes(job.table)
-        outcomes = ReplacingOutcomes(
-            job.table,
-            spec_hash=job.checked.spec.hash,
-            id_columns=job.checked.id_columns,
-            directory=job.work.outcomes_path,
-            errors_only=not options.redo_changed,
-        )
-        if options.retry_errors:
-            job.terminal.say(
-                "Retry",
-                f"{outcomes.num_error_rows():,} error rows from earlier runs; each stays until its retry is committed",
-            )
-        return outcomes
+    def _outcomes(self, claim: Claim) -> Outcomes:
+        job = self._job
+        if not self._is_empty and self._old is None:
+            self._old = old_rows(job)
+            if self._old.other_specs:
+                begin_replacing(job, claim, self._old, number=self.next_chunk)
+                self.next_chunk += 1
+            if self._old.errors:
+                job.terminal.say(
+                    "Retry",
+                    f"{num_error_rows(job):,} error rows from earlier runs; each stays until its retry is committed",
+                )
+        if self._old is not None and self._old.any:
+            return ReplacingOutcomes.of(job, self._old)
+        if job.table.takes_one_append_at_a_time:
+            return StagedOutcomes(job.table, job.work.outcomes_path)
+        return AppendedOutcomes(job.table)
 
     def _spools(self) -> list[LeftRun]:
         """Return the dead runs that left completions under this spec."""
@@ -310,14 +326,3 @@ class Preparing:
             return ()
         parts = tuple(self._slicing.read([span]) for span in slices.spans)
         return parts if all(part.rows for part in parts) else ()
-
-
-def say_changed(call: JobCall, remaining: Remaining, rows: "DataFrame") -> None:
-    """With ``--redo-changed``, print how many of the rows left have changed since they were annotated."""
-    if call.options.redo_changed:
-        num_rows = remaining.num_changed(rows)
-        call.terminal.say(
-            "Redo",
-            f"{num_rows:,} rows have changed since they were annotated; each old row stays until its new one is "
-            "committed",
-        )

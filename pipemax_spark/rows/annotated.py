@@ -19,7 +19,7 @@ from pipemax_spark.spark.slots import annotating_profile
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 
 ANNOTATION = "annotation"
@@ -83,14 +83,14 @@ def output_schema(schema: "StructType", options: JobOptions) -> "StructType":
 
 def holds_annotations(schema: "StructType") -> bool:
     """Tell whether a table with this schema can hold annotated rows."""
+    return (field := find_field(ANNOTATION, schema)) is not None and is_annotation(field)
+
+
+def is_annotation(field: "StructField") -> bool:
+    """Tell whether a table's column holds annotations, or the answers to a question."""
     from pyspark.sql.types import StructType
 
-    field = find_field(ANNOTATION, schema)
-    return (
-        field is not None
-        and isinstance(field.dataType, StructType)
-        and {"spec_hash", "error"} <= set(field.dataType.names)
-    )
+    return isinstance(field.dataType, StructType) and {"spec_hash", "error"} <= set(field.dataType.names)
 
 
 def _check_carried(schema: "StructType") -> None:

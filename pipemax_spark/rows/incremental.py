@@ -89,19 +89,20 @@ class MicroBatches:
         checked: Checked,
         work: WorkDirectory,
         *,
+        spec_since: str | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Choose the position's file by the table, the spec and ``--where``.
 
         So another model, prompt or ``--where`` starts at the table's beginning. ``say`` is told which commits are
-        skipped.
+        skipped, and ``spec_since`` is the run that brought the spec into the output.
         """
         self._spark = spark
         self._source = checked.source
         self._table = DeltaTable(spark, checked.source.name)
         positions = (options.checkpoint or work.checkpoints_path).rstrip("/")
         path = f"{positions}/{self._table.table_id()}-{_purpose(checked.spec.hash, options.where)}.json"
-        self._kept = PositionFile(HadoopFiles(spark), path, warn=say)
+        self._kept = PositionFile(HadoopFiles(spark), path, spec_since=spec_since, warn=say)
         self._stream_directory = f"{work.path}/stream"
         self._options = {"maxFilesPerTrigger": _ALL_FILES, **options.input_option}
         self._skips_changes = options.skip_changes

@@ -27,22 +27,32 @@ class Position:
     version: int
     commit: str | None
     """Distinguishes this version's commit from any other; None if the table's log did not have it."""
+    spec_since: str | None = None
+    """The run that brought the spec into the output, or brought it back after its rows were replaced."""
 
 
 class PositionFile:
     """The position of the nights over one table, for one spec and one ``--where``."""
 
-    def __init__(self, files: HadoopFiles, path: str, *, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, files: HadoopFiles, path: str, *, spec_since: str | None, warn: Callable[[str], None]
+    ) -> None:
         """Name the file, which need not exist. ``warn`` is told of one that cannot be understood."""
         self._files = files
         self._path = path
+        self._spec_since = spec_since
         self._warn = warn
 
     def read(self) -> Position | None:
-        """Return the position; None if there is none yet."""
+        """Return the position; None if there is none yet, or if the output's rows were replaced since."""
         try:
             fields = json.loads(self._files.read_text(self._path))
-            return Position(version=int(fields["version"]), commit=fields["commit"])
+            # A position of an earlier version of this project does not say of which time of the spec it is.
+            since = fields.get("spec_since", self._spec_since)
+            position = Position(
+                version=int(fields["version"]), commit=fields["commit"], spec_since=self._spec_since
+            )
+            return position if since == self._spec_since else None
         except FileNotFoundError:
             return None
         except (ValueError, LookupError, TypeError):  # the machine may have died while it was written
@@ -53,7 +63,8 @@ class PositionFile:
 
     def write(self, table: DeltaTable, version: int) -> None:
         """Write down that everything up to this version is read."""
-        position = Position(version=version, commit=table.commit_mark(version))
+        commit = table.commit_mark(version)
+        position = Position(version=version, commit=commit, spec_since=self._spec_since)
         if position != self.read():
             self._files.write_text(self._path, json.dumps(asdict(position)))
 

@@ -53,6 +53,10 @@ class Remaining:
         """Tell whether the output exists and may hold annotated rows."""
         return self.table.exists() and holds_annotations(self.table.read().schema)
 
+    def holds_nothing(self) -> bool:
+        """Tell whether the output, which exists, holds no annotated row of any spec."""
+        return self.table.read().where(f"{ANNOTATION}.spec_hash IS NOT NULL").isEmpty()
+
     def held(self, version: int | None = None) -> "DataFrame":
         """Return the output's rows under the spec, at this version of the table or at the present one."""
         rows = self.table.read(version=self.table.version() if version is None else version)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 """The format of the facts, the slices and the keys: a run uses no rows that a run with another format had recorded."""
-_KEEPS_ROWS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END", "replace"})
+_KEEPS_ROWS = frozenset({"OPTIMIZE", "SET TBLPROPERTIES", "VACUUM START", "VACUUM END", "replace"})
 """Operations, by any writer, that do not change a table's rows; the last one is Iceberg's."""
 _SLICES = re.compile(r"(\d+) \(slices (\d+) to (\d+)\)")
 

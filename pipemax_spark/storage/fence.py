@@ -104,6 +104,10 @@ class Claim:
         """Return the transaction of rows with answers of an earlier table; ``number`` is an unused chunk number."""
         return self._transaction(0, number + 1, f"{_reuse_prefix(self.run_id)}{table}")
 
+    def removal(self, number: int) -> Transaction:
+        """Return the transaction that removes rows of other specs; ``number`` is an unused chunk number."""
+        return self._transaction(0, number + 1, _removal_note(self.run_id))
+
     def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
         """Return the commit, once it is found in the table's history with all its rows.
 
@@ -158,11 +162,11 @@ def is_claim(note: str) -> bool:
 
 
 def is_before_chunks_of(run_id: str, note: str) -> bool:
-    """Tell whether the note is that of rows which this run committed before it wrote down those to compute.
+    """Tell whether the note is that of a commit which this run made before it wrote down the rows to compute.
 
-    They are rows of a dead run, or have answers of an earlier table.
+    It has rows of a dead run, or with answers of an earlier table, or removes rows of other specs.
     """
-    return note.startswith((_recovery_prefix(run_id), _reuse_prefix(run_id)))
+    return note.startswith((_recovery_prefix(run_id), _reuse_prefix(run_id), _removal_note(run_id)))
 
 
 def recovered_by(table: OutputTable, run_id: str) -> list[str]:
@@ -196,6 +200,10 @@ def runs_named(table: OutputTable) -> frozenset[str]:
 
 def _reuse_prefix(run_id: str) -> str:
     return f"{_RUN_NOTE}{run_id} reuses answers of "
+
+
+def _removal_note(run_id: str) -> str:
+    return f"{_RUN_NOTE}{run_id} removes rows of other specs"
 
 
 def _recovery_prefix(run_id: str) -> str:

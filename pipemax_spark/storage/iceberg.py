@@ -79,8 +79,8 @@ class IcebergTable(CommitHistory):
     def exists(self) -> bool:
         return self._catalog.exists()
 
-    def check_usable(self, *, replaces: bool) -> None:
-        """Raise ``JobError`` if the table cannot be the output of a job; ``replaces``: the job replaces rows."""
+    def check_usable(self, *, replaces: str | None) -> None:
+        """Raise ``JobError`` if the table cannot be a job's output; ``replaces`` is the option to replace rows."""
         if not can_fence(self._spark):
             raise JobError(f"output {self.name!r} is an Iceberg table, which needs Iceberg 1.11 or newer")
         if (whole := self._catalog.is_part_of()) is not None:
@@ -105,8 +105,8 @@ class IcebergTable(CommitHistory):
             )
         if replaces and properties.get("write.delete.mode") == "merge-on-read":
             raise JobError(
-                f"output {self.name!r} has write.delete.mode 'merge-on-read', but --retry-errors and --redo-changed "
-                "replace rows by copy-on-write; set that property to 'copy-on-write'"
+                f"output {self.name!r} has write.delete.mode 'merge-on-read', but {replaces} needs to replace rows by "
+                "copy-on-write; set that property to 'copy-on-write'"
             )
 
     def stored(self, schema: "StructType") -> "StructType":
@@ -224,9 +224,9 @@ class IcebergTable(CommitHistory):
         return self._spark
 
     def replace(
-        self, session: "SparkSession", rows: "DataFrame", replaced: Replaced, transaction: Transaction
+        self, session: "SparkSession", rows: "DataFrame | None", replaced: Replaced, transaction: Transaction
     ) -> None:
-        """Commit the rows and delete the ones that they replace, in one snapshot; refused as in ``append``.
+        """Commit the rows, if any, and delete the ones that they replace, in one snapshot; refused as in ``append``.
 
         Tried again if another writer changed the same files meanwhile.
         """
@@ -299,7 +299,7 @@ class IcebergTable(CommitHistory):
             raise
 
     def _replace(
-        self, session: "SparkSession", rows: "DataFrame", replaced: Replaced, transaction: Transaction
+        self, session: "SparkSession", rows: "DataFrame | None", replaced: Replaced, transaction: Transaction
     ) -> None:
         if self._is_fenced_off(transaction):
             return
@@ -318,10 +318,11 @@ class IcebergTable(CommitHistory):
             table = self._catalog.load()
             deleted = _head(table, branch)
             if deleted.snapshotId() == base.snapshotId():  # there was nothing to delete
-                self._commit(transaction, self._write(rows, branch))
+                self._commit(transaction, None if rows is None else self._write(rows, branch))
                 return
             assert deleted.parentId() == base.snapshotId(), f"branch {branch} was changed by another process"
-            added = self._write(rows, branch, source=int(deleted.snapshotId()))
+            source = int(deleted.snapshotId())
+            added = None if rows is None else self._write(rows, branch, source=source)
             io = table.io()
             gone = [*deleted.removedDataFiles(io).iterator()]
             gone_deletes = [*deleted.removedDeleteFiles(io).iterator()]
@@ -330,11 +331,12 @@ class IcebergTable(CommitHistory):
             def begin(pending: "JavaObject") -> "JavaObject":
                 change = pending.newOverwrite()
                 self._catalog.delete_files(change, gone, gone_deletes)
-                for file in (*kept, *added.files):
+                for file in (*kept, *(() if added is None else added.files)):
                     change.addFile(file)
                 return change.validateFromSnapshot(base.snapshotId()).validateNoConflictingDeletes()
 
-            self._commit_change(transaction, begin, rows=added.rows, source=int(deleted.snapshotId()))
+            num_rows = 0 if added is None else added.rows
+            self._commit_change(transaction, begin, rows=num_rows, source=source)
 
     @contextlib.contextmanager
     def _staged(self, transaction: Transaction) -> Iterator[str]:

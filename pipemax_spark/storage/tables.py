@@ -142,7 +142,7 @@ class DeltaTable(CommitHistory):
             return any(entry.name[:20].isdecimal() for entry in files.list(log))
         return provider_of(self._spark, self.name) == "delta"
 
-    def check_usable(self, *, replaces: bool) -> None:
+    def check_usable(self, *, replaces: str | None) -> None:
         """Raise ``JobError`` if the table cannot be a job's output; Delta's rules are checked with the columns."""
 
     def stored(self, schema: "StructType") -> "StructType":
@@ -282,26 +282,24 @@ class DeltaTable(CommitHistory):
         return SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
 
     def replace(
-        self, session: "SparkSession", rows: "DataFrame", replaced: Replaced, transaction: Transaction
+        self, session: "SparkSession", rows: "DataFrame | None", replaced: Replaced, transaction: Transaction
     ) -> None:
-        """Commit the rows and delete the ones that they replace, in one merge; see ``merge``."""
+        """Commit the rows, if any, and delete the ones that they replace, in one merge; see ``merge``."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        # Rows with a null key are inserted; the old rows of the other keys are deleted.
-        key, view = free_name(KEY, rows.columns), f"{_VIEW}_{uuid.uuid4().hex[:12]}"
-        source = rows.withColumn(key, F.lit(None).cast("string")).unionByName(
-            replaced.keys.toDF(key), allowMissingColumns=True
-        )
+        columns = [] if rows is None else rows.columns
+        key, view = free_name(KEY, columns), f"{_VIEW}_{uuid.uuid4().hex[:12]}"
+        source, insert = replaced.keys.toDF(key), ""
+        if rows is not None:
+            # Rows with a null key are inserted; the old rows of the other keys are deleted.
+            new = rows.withColumn(key, F.lit(None).cast("string"))
+            source = new.unionByName(source, allowMissingColumns=True)
+            names = ", ".join(quoted(name) for name in columns)
+            values = ", ".join(f"s.{quoted(name)}" for name in columns)
+            insert = f" WHEN NOT MATCHED AND s.{key} IS NULL THEN INSERT ({names}) VALUES ({values})"
         source.createOrReplaceTempView(view)  # of this session only, but it would hide a table of its name
-        names = ", ".join(quoted(name) for name in rows.columns)
-        values = ", ".join(f"s.{quoted(name)}" for name in rows.columns)
-        self.merge(
-            session,
-            f"USING {view} AS s ON s.{key} = {replaced.key} AND {replaced.condition} "
-            "WHEN MATCHED THEN DELETE "
-            f"WHEN NOT MATCHED AND s.{key} IS NULL THEN INSERT ({names}) VALUES ({values})",
-            transaction,
-        )
+        matched = f"s.{key} = {replaced.key} AND {replaced.condition}"
+        self.merge(session, f"USING {view} AS s ON {matched} WHEN MATCHED THEN DELETE{insert}", transaction)
 
     def merge(self, session: "SparkSession", clauses: str, transaction: Transaction) -> None:
         """Run ``MERGE INTO`` this table, called ``t`` in ``clauses``; Delta may refuse it as in ``append``.

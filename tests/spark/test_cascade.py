@@ -11,7 +11,7 @@ import pytest
 
 from pipemax.wire import GenerationSpec
 from pipemax_spark.cascade.certificate import Certificate
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, NewSpec
 from pipemax_spark.job import cascade
 from pipemax_spark.job.cascade import CascadeJob
 from pipemax_spark.request.prompts import PromptSource
@@ -318,3 +318,14 @@ def test_classes_and_scores_are_kept_as_far_as_they_agree(jobs: Jobs) -> None:
     facts = facts_of(jobs, "scores.json")
     assert facts["certificate"]["cut"]["kept"] == "all"
     assert facts["rows_kept"] == 400 - facts["rows_sampled"]
+
+
+@pytest.mark.long  # four jobs
+def test_under_new_spec_replace_a_cascade_replaces_the_large_model_s_rows(jobs: Jobs) -> None:
+    jobs.write_input(texts(0, 400))
+    assert jobs.run(cascade=None).rows_out == 400
+    assert run_cascade(jobs, new_spec=NewSpec.REPLACE).complete
+    rows = {row["id"]: row["annotation"] for row in jobs.rows()}
+    assert len(rows) == len(jobs.rows()) == 400
+    assert len({row["spec_hash"] for row in rows.values()}) == 1
+    assert {row["model"] for row in rows.values()} == {"fake", "fake-small"}

@@ -30,8 +30,8 @@ class InterruptedTable(IcebergTable):
         super().__init__(spark, name)
         self._happens: Callable[[], None] | None = happens
 
-    def _write(self, rows: Any, branch: str) -> Any:
-        files = super()._write(rows, branch)
+    def _write(self, rows: Any, branch: str, *, source: int | None = None) -> Any:
+        files = super()._write(rows, branch, source=source)
         happens, self._happens = self._happens, None
         if happens is not None:
             happens()

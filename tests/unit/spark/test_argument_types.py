@@ -63,7 +63,11 @@ def wrong_values(annotation: Any) -> list[Any]:
     return [
         value
         for value in values
-        if all(any(value is each for each in WRONG[kind]) or value in WRONG[kind] for kind in kinds)
+        # True == 1, and only one of the two is wrong for a "str | bool".
+        if all(
+            any(value is each or (type(value) is type(each) and value == each) for each in WRONG[kind])
+            for kind in kinds
+        )
     ]
 
 
