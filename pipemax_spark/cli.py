@@ -24,7 +24,7 @@ from pipemax_spark.errors import CanaryError, JobError, failure_text, is_interru
 from pipemax_spark.job.arguments import OPTIONS, job_options, log_directory, log_handler
 from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
 from pipemax_spark.job.limits import LIMITS
-from pipemax_spark.job.option_values import with_new_spec
+from pipemax_spark.job.option_values import read_names, with_new_spec
 from pipemax_spark.job.parameters import command_parameters
 from pipemax_spark.job.trial import UNUSED, TrialOptions, asked_template, run_trial
 from pipemax_spark.job.tune import run_tuning
@@ -41,6 +41,7 @@ app = PlainTyper()
 try_app = PlainTyper()
 tune_app = PlainTyper()
 compare_app = PlainTyper()
+forget_app = PlainTyper()
 log = logging.getLogger(__name__)
 
 _OPTIONAL, _HIDDEN = UNUSED | {"input"}, UNUSED | {"no_sample"}
@@ -190,6 +191,43 @@ def compare(
     _on_some_rows("compare", table, {"template": first, **arguments}, prepared, unused=UNUSED - COMPARED)
 
 
+@forget_app.command(name="forget")
+def forget(
+    output: Annotated[str, typer.Option(help="The job's output.")],
+    id_columns: Annotated[str, typer.Option(help="Columns that identify a row, comma-separated.")],
+    ids: Annotated[
+        str | None, typer.Option(help="File with an id on each line; CSV for several columns.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="SQL condition on the output's rows, in place of ids.")
+    ] = None,
+    work_dir: Annotated[str | None, typer.Option(help="As the jobs had it.")] = None,
+    log_dir: Annotated[str | None, typer.Option(help="As the jobs had it.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Forget the rows; without it they are counted.")] = False,
+) -> None:
+    r"""Remove rows from a job's output and from all that its runs wrote: work directory, pages, logs, MLflow.
+
+    Without --yes it says where the rows are, and changes nothing.
+
+      pipemax forget --output labelled --id-columns id --ids ids.txt
+    """
+    with tempfile.TemporaryDirectory(prefix="pipemax-forget-") as own_logs:
+
+        def run() -> None:
+            from pipemax_spark.job.forget import ForgetOptions
+            from pipemax_spark.job.forget import forget as forget_rows
+
+            rows: dict[str, Any] = {"id_columns": read_names(id_columns), "ids": ids, "where": where}
+            options = ForgetOptions(
+                output=output, **rows, work_dir=work_dir, log_dir=log_dir, is_confirmed=yes
+            )
+            spark = _sessions("pipemax-forget", Path(own_logs))()
+            forget_rows(spark, options, Terminal.standard())
+            _stop(spark)
+
+        raise typer.Exit(_exit_code(run, Path(own_logs), advice="Run the same command again."))
+
+
 def _on_some_rows(
     name: str,
     table: str | None,
@@ -337,7 +375,7 @@ def pipemax() -> None:
 
     Neither it nor ``pipemax try``, ``tune`` and ``compare`` load anything of the engine.
     """
-    apps = {"annotate": app, "try": try_app, "tune": tune_app, "compare": compare_app}
+    apps = {"annotate": app, "try": try_app, "tune": tune_app, "compare": compare_app, "forget": forget_app}
     commands = apps.get("".join(sys.argv[1:2]))
     if commands is not None:
         main(f"pipemax {sys.argv.pop(1)}", commands)
@@ -358,5 +396,6 @@ def command() -> typer.Typer:
     app.command("try", rich_help_panel=panel)(try_prompt)
     app.command("tune", rich_help_panel=panel)(tune)
     app.command("compare", rich_help_panel=panel)(compare)
-    app.registered_commands = [*app.registered_commands[-4:], *app.registered_commands[:-4]]
+    app.command("forget", rich_help_panel=panel)(forget)
+    app.registered_commands = [*app.registered_commands[-5:], *app.registered_commands[:-5]]
     return app

@@ -73,15 +73,8 @@ class Tracker:
         """
         self._warn = warn
         self._is_off = not experiment
-        self._is_local = False
         self._parent_run_id = _active_run_id()
-        if (uri := _chosen_uri(has_parent=self._parent_run_id is not None)) is not None:
-            self.uri = uri
-        elif "DATABRICKS_RUNTIME_VERSION" in os.environ:
-            self.uri = "databricks"
-        else:
-            self._is_local = True
-            self.uri = f"sqlite:///{local_store / 'mlflow.db'}"
+        self.uri, self._is_local = store_uri(local_store, has_parent=self._parent_run_id is not None)
         # Databricks names experiments by their place in the workspace.
         in_workspace = self.uri.startswith("databricks") and not experiment.startswith("/")
         self._experiment = f"/Shared/{experiment}" if in_workspace else experiment
@@ -261,6 +254,15 @@ class Tracker:
         for artifact in artifacts:
             client.log_artifact(run_id, str(artifact))
         client.set_terminated(run_id, status=status)
+
+
+def store_uri(local_store: Path, *, has_parent: bool = False) -> tuple[str, bool]:
+    """Return the store's URI, as ``Tracker`` chooses it, and whether it is ``local_store``."""
+    if (uri := _chosen_uri(has_parent=has_parent)) is not None:
+        return uri, False
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return "databricks", False
+    return f"sqlite:///{local_store / 'mlflow.db'}", True
 
 
 def _active_run_id() -> str | None:

@@ -108,6 +108,10 @@ class Claim:
         """Return the transaction that removes rows of other specs; ``number`` is an unused chunk number."""
         return self._transaction(0, number + 1, _removal_note(self.run_id))
 
+    def forgetting(self) -> Transaction:
+        """Return the transaction that removes rows which are to be forgotten, the only one of its run."""
+        return self._transaction(0, 1, f"{_RUN_NOTE}{self.run_id} forgets rows")
+
     def landed(self, transaction: Transaction, *, expected_rows: int | None = None) -> Commit:
         """Return the commit, once it is found in the table's history with all its rows.
 

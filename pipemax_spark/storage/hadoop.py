@@ -140,10 +140,15 @@ class HadoopFiles:
     def delete(self, path: str) -> None:
         """Delete the path with everything under it; do nothing if it does not exist.
 
-        Only ``WorkDirectory`` may call this, for directories with one of our markers.
+        Only for directories with one of our markers (``WorkDirectory``), and for a cascade's parts.
         """
         hadoop_path, file_system = self._open(path)
         file_system.delete(hadoop_path, True)
+
+    def rename(self, path: str, new_path: str) -> None:
+        """Give the path, which exists, another name, which nothing has."""
+        hadoop_path, file_system = self._open(path)
+        file_system.rename(hadoop_path, self._jvm.org.apache.hadoop.fs.Path(new_path))
 
     def delete_if_empty(self, path: str) -> None:
         """Delete the directory if it holds nothing; leave it otherwise."""
