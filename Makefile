@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup annotate compare check pure-tests test all-tests test-long test-python test-versions test-elsewhere \
-	nightly coverage faults parity-full peers llama audit wheel lint docs lock clean
+	nightly coverage faults histories parity-full peers llama audit wheel lint docs lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,12 @@ faults: $(VENV)/ready  ## Strike a job's processes at 20 random points; SEED=N r
 
 audit: $(VENV)/ready  ## Known vulnerabilities of the locked packages, where the index serves advisories
 	@$(BIN)/python tools/audit.py $(BIN)/uv
+
+# Iceberg has no release for the Spark of .venv: with ICEBERG=4.1, that environment of `make test-versions` plays them.
+histories: $(VENV)/ready  ## Random histories of tables and jobs against a model: SEEDS=0-49; ICEBERG=4.1: outputs of Iceberg
+	@$(if $(ICEBERG),PIPEMAX_TEST_ENGINE_PYTHON=$(CURDIR)/$(BIN)/python PYTHONPATH=$(CURDIR) \
+		.venv-versions/$(ICEBERG)/bin/python,$(BIN)/python) -m tests.spark.histories $(if $(ICEBERG),--iceberg) \
+		--seeds $(or $(SEEDS),0-49) --report lab/results/histories.jsonl
 
 wheel: $(VENV)/ready  ## The wheel of both sides, in dist/: what the README's install lines take
 	@$(BIN)/python -m hatchling build -t wheel -d dist
