@@ -19,6 +19,7 @@ from tests.spark.faults.cluster import (
     environment,
     wait_patiently,
 )
+from tests.spark.faults.network import Network
 from tests.spark.faults.table import MAX_TOKENS, ROW_PROMPT, Table
 from tests.spark.processes import SMALL_JVM, SMALL_SPARK
 
@@ -41,16 +42,24 @@ class Job:
     """A run of the command. ``name`` differs from the names of all other jobs of the cluster."""
 
     def __init__(
-        self, cluster: Cluster, table: Table, name: str, *, work_dir: Path, conf: dict[str, str] | None = None
+        self,
+        cluster: Cluster,
+        table: Table,
+        name: str,
+        *,
+        work_dir: Path,
+        conf: dict[str, str] | None = None,
+        network: Network | None = None,
     ) -> None:
-        """Start the driver, with ``conf`` among Spark's settings."""
+        """Start the driver, with ``conf`` among Spark's settings; its executors reach it over ``network``."""
         self.name = name
         self.work_dir = work_dir
         self.logs = table.directory / "logs" / name
         mark = f"{_MARK}{name}"
         # The mark is how a node tells this job's executors from those of others.
         self.nodes = cluster.nodes(mark)
-        settings = _CONF | {"spark.executor.extraJavaOptions": f"{SMALL_JVM} {mark}"} | (conf or {})
+        through, collector = _through(network)
+        settings = _CONF | through | {"spark.executor.extraJavaOptions": f"{SMALL_JVM} {mark}"} | (conf or {})
         flags = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         submit = f"--master {cluster.master} {flags} {SMALL_SPARK} pyspark-shell"
         self.logs.mkdir(parents=True)
@@ -69,6 +78,7 @@ class Job:
                     ),
                     *("--engine", table.engine, "--engine-python", table.engine_python),
                     *("--commit-every", "5s", "--work-dir", work_dir, "--log-dir", self.logs),
+                    *collector,
                 ],
                 env=environment(self.logs) | {"PYSPARK_SUBMIT_ARGS": submit},
                 stdout=log,
@@ -142,3 +152,17 @@ class Job:
         """Return whether the job has ended, or Spark has put both executors on the other node."""
         others = [other for other in self.nodes if other is not node]
         return not self.is_running() or any(len(other.executors()) > 1 for other in others)
+
+
+def _through(network: Network | None) -> tuple[dict[str, str], list[str]]:
+    """Return Spark's settings and the job's flags with which executors and engines reach the driver over a network."""
+    if network is None:
+        return {}, []
+    port, blocks, collector = map(str, network.ports)
+    settings = {
+        "spark.driver.bindAddress": _CONF["spark.driver.host"],
+        "spark.driver.host": network.host,
+        "spark.driver.port": port,
+        "spark.driver.blockManager.port": blocks,
+    }
+    return settings, ["--collector-port", collector]

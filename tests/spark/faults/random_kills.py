@@ -20,13 +20,17 @@ from pathlib import Path
 from tests.endpoints.faulty_server import MANY_FAULTS, NO_FAULT, FaultyServer
 from tests.endpoints.openai_server import serving
 from tests.spark.faults.cluster import Cluster
+from tests.spark.faults.disk import SmallDisk
 from tests.spark.faults.foreign import ForeignFolders
 from tests.spark.faults.report import Outcome, Served, report
 from tests.spark.faults.table import ROW_PROMPT, Table
-from tests.spark.faults.table_strikes import KINDS, WITH_WORKER, TableStrikes
+from tests.spark.faults.table_strikes import FULL_DISK, KINDS, WITH_WORKER, TableStrikes
 
 _TABLES = ("first-table", "second-table")
 _WORK_DIRS = ("work", "other-work")
+_DISK_MIB = 256
+_NETWORKS = ("127.0.1", "127.0.2")
+"""Of each table's drivers, for their executors."""
 _APPLICATIONS = 2 * len(_TABLES)
 """That run at once: on each table at most two."""
 ROWS = 30_000
@@ -51,8 +55,19 @@ def strike(
 
     ``endpoints``: for each table the server that its engines ask, or None for the fake engine.
     """
-    rng = random.Random(seed)
-    work, other_work = (directory / name for name in _WORK_DIRS)
+    disk = SmallDisk(directory / "disk", mib=_DISK_MIB)
+    with disk.mounted():
+        return _strike(directory, disk, strikes, random.Random(seed), endpoints)
+
+
+def _strike(
+    directory: Path,
+    disk: SmallDisk,
+    strikes: int,
+    rng: random.Random,
+    endpoints: Sequence[FaultyServer | None],
+) -> Outcome:
+    work, other_work = (disk.directory / name for name in _WORK_DIRS)
     foreign = ForeignFolders()
     for work_dir in (work, other_work):
         foreign.add(work_dir / "archive", has_marker=False)
@@ -62,7 +77,12 @@ def strike(
         Table(directory / name, rows=ROWS, held_row_s=held_row_s, endpoint=endpoint)
         for name, endpoint in zip(_TABLES, endpoints, strict=True)
     ]
-    kinds_there_are = KINDS if endpoints[0] is None else [kind for kind in KINDS if kind != WITH_WORKER]
+    missing = {
+        kind
+        for kind, is_there in ((WITH_WORKER, endpoints[0] is None), (FULL_DISK, disk.is_mounted))
+        if not is_there
+    }
+    kinds_there_are = [kind for kind in KINDS if kind not in missing]
     with Cluster(directory, applications=_APPLICATIONS) as cluster:
         stories = [
             TableStrikes(
@@ -71,9 +91,13 @@ def strike(
                 kinds=kinds,
                 work_dirs=(work, other_work),
                 foreign=foreign,
+                disk=disk,
+                network=network,
                 rng=random.Random(rng.random()),
             )
-            for table, kinds in zip(tables, deal(strikes, rng, kinds_there_are), strict=True)
+            for table, kinds, network in zip(
+                tables, deal(strikes, rng, kinds_there_are), _NETWORKS, strict=True
+            )
         ]
         with ThreadPoolExecutor(len(stories)) as pool:
             futures = [pool.submit(story.run) for story in stories]

@@ -1,4 +1,4 @@
-"""Strikes at the jobs of one table: at their processes, and by second jobs on the same table.
+"""Strikes at the jobs of one table: at their processes, disk and network, and by second jobs on the same table.
 
 Two jobs with different work directories do not see each other. The later one takes over, and the earlier one, from then
 on the overtaken job, must end at its next commit. It is struck like any other job until it does. Two jobs with the same
@@ -6,14 +6,18 @@ work directory see each other, and the second must refuse to start.
 """
 
 import random
+import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.spark.faults.cluster import Cluster
+from tests.spark.faults.disk import SmallDisk
 from tests.spark.faults.foreign import ForeignFolders
 from tests.spark.faults.job import Job
+from tests.spark.faults.network import Network
 from tests.spark.faults.strikes import STRIKES
 from tests.spark.faults.table import Table
 
@@ -21,12 +25,21 @@ DRIVER = "driver killed"
 OVERTAKE = "second job with another work directory"
 OVERTAKE_PAUSED = "second job with another work directory, driver of the first stopped"
 INTRUDE = "second job with the same work directory"
+LOSE_SPOOL = "spool directories lost"
+FULL_DISK = "disk of the work directories full for 5 s"
+DELAY = "network to the driver slow for 5 s"
+CUT = "connections to the driver cut"
+_SURROUNDINGS = (LOSE_SPOOL, FULL_DISK, DELAY, CUT)
+"""Kinds that strike no process."""
 _SECOND_JOBS = (OVERTAKE, OVERTAKE_PAUSED, INTRUDE)
-KINDS = (*STRIKES, DRIVER, *_SECOND_JOBS)
+KINDS = (*STRIKES, DRIVER, *_SURROUNDINGS, *_SECOND_JOBS)
 WITH_WORKER = "worker process of the engine killed"
 """The kind that an engine over an endpoint cannot have: it has no process but its server."""
 
 LONGEST_PAUSE_S = 4.0
+_STRUCK_S = 5.0
+_DELAY_S = 0.2
+"""For each piece of at most 64 KiB."""
 SHARE_OF_PAIRS = 0.25
 _MOST_FAILED_RUNS = 5
 _OVERTAKEN_S = 600.0
@@ -65,15 +78,24 @@ class TableStrikes:
         kinds: Sequence[str],
         work_dirs: tuple[Path, Path],
         foreign: ForeignFolders,
+        disk: SmallDisk,
+        network: str,
         rng: random.Random,
     ) -> None:
-        """``kinds`` are the strikes to come. The first job has the first of the work directories."""
+        """``kinds`` are the strikes to come. The first job has the first of the work directories.
+
+        ``disk`` holds the work directories; ``network`` begins the addresses at which executors reach their drivers.
+        """
         self.history = History()
         self._cluster = cluster
         self._table = table
         self._kinds = list(kinds)
         self._work_dirs = work_dirs
         self._foreign = foreign
+        self._disk = disk
+        self._network = network
+        self._networks: dict[str, Network] = {}
+        self._ends = ExitStack()
         self._rng = rng
         self._jobs: list[Job] = []
         self._is_stopped = False
@@ -103,6 +125,7 @@ class TableStrikes:
         self._is_stopped = True
         for job in list(self._jobs):
             job.kill_driver()
+        self._ends.close()
 
     # Strikes.
 
@@ -115,6 +138,8 @@ class TableStrikes:
             self._kill_driver()
         elif kinds[0] == INTRUDE:
             self._intrude()
+        elif kinds[0] in _SURROUNDINGS:
+            self._strike_surroundings(kinds[0])
         elif kinds[0] in _SECOND_JOBS:
             self._overtake(kinds[0])
         else:
@@ -143,6 +168,26 @@ class TableStrikes:
         self._job = self._start_until_working(self._job.work_dir)
         self.history.recoveries_s[DRIVER].append(time.monotonic() - struck_s)
 
+    def _strike_surroundings(self, kind: str) -> None:
+        self._kinds.remove(kind)
+        job = self._job
+        self._say(f"{job.name}: {kind}")
+        struck_s, network = time.monotonic(), self._networks[job.name]
+        if kind == LOSE_SPOOL:
+            for spool in job.work_dir.glob(f"pipemax/{self._table.id()}/*/spool"):
+                shutil.rmtree(spool, ignore_errors=True)
+        elif kind == FULL_DISK:
+            self._disk.be_full(_STRUCK_S)
+        elif kind == DELAY:
+            network.delay_s = _DELAY_S
+            time.sleep(_STRUCK_S)
+            network.delay_s = 0.0
+        else:
+            self._say(f"{network.cut()} connections are cut")
+        job.wait_until_working()
+        took_s = time.monotonic() - struck_s
+        self.history.recoveries_s[kind].append(took_s if job.is_running() else None)
+
     def _overtake(self, kind: str) -> None:
         """Start a second job that does not see the first one."""
         self._kinds.remove(kind)
@@ -165,9 +210,10 @@ class TableStrikes:
         self._kinds.remove(INTRUDE)
         self._say(f"{self._job.name}: {INTRUDE}")
         since_s = time.monotonic()
-        second = self._start(self._job.work_dir)
-        if not second.was_refused():
-            self._fail(second, "was not refused")
+        with self._disk.lock:
+            second = self._start(self._job.work_dir)
+            if not second.was_refused():
+                self._fail(second, "was not refused")
         self.history.recoveries_s[INTRUDE].append(time.monotonic() - since_s)
         self._job.wait_until_working()
         if not self._job.is_running():
@@ -178,14 +224,17 @@ class TableStrikes:
     def _start(self, work_dir: Path) -> Job:
         assert not self._is_stopped, "stopped before the end"
         name = f"{self._table.name}-{len(self._jobs) + 1}"
-        job = Job(self._cluster, self._table, name, work_dir=work_dir)
+        network = Network(f"{self._network}.{len(self._jobs) + 1}")
+        self._networks[name] = self._ends.enter_context(network)
+        job = Job(self._cluster, self._table, name, work_dir=work_dir, network=network)
         self._jobs.append(job)
         self._say(f"{name} starts in {work_dir.name}")
         return job
 
     def _start_until_working(self, work_dir: Path) -> Job:
-        job = self._start(work_dir)
-        job.wait_until_working()
+        with self._disk.lock:  # a job that cannot write its marker does not start
+            job = self._start(work_dir)
+            job.wait_until_working()
         return job
 
     def _look_at_ends(self) -> None:

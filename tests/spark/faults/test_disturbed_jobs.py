@@ -4,16 +4,15 @@ A cluster takes longer to start than to be disturbed, so there is one story (``S
 parts. What shows every other kind of death is listed in lab/results/deaths.md.
 """
 
-import contextlib
 import logging
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.spark.faults.cluster import Cluster, Node, send, wait_patiently
+from tests.spark.faults.disk import SmallDisk
 from tests.spark.faults.job import Job
 from tests.spark.faults.strikes import (
     Strike,
@@ -42,15 +41,11 @@ _STRIKES = {
 
 
 @pytest.fixture(scope="module")
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """A file system of its own, of 8 MiB; None where none can be mounted."""
-    directory = tmp_path_factory.mktemp("disk")
-    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        yield None
-        return
-    yield directory
-    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk | None]:
+    """A file system of its own; None where none can be mounted."""
+    disk = SmallDisk(tmp_path_factory.mktemp("disk"), mib=8)
+    with disk.mounted():
+        yield disk if disk.is_mounted else None
 
 
 class Story:
@@ -62,7 +57,7 @@ class Story:
         self._work_dir = work_dir
         self.recovery_s: dict[str, float] = {}
 
-    def run_first(self, disk: Path | None) -> None:
+    def run_first(self, disk: SmallDisk | None) -> None:
         """Disturb a run on both nodes, change the table under it, and kill its driver once it has gone on."""
         self.first = Job(self._cluster, self.table, "first", work_dir=self._work_dir)
         try:
@@ -70,7 +65,7 @@ class Story:
             # With it another chunk begins, which is written down on the full disk or nowhere.
             self._wait_until_more_is_committed(than=0)
             if disk is not None:
-                (disk / "filler").unlink()
+                disk.free()
             self.first.wait_until_working()
             self.table.change_metadata()
             log.info("the table was changed by another writer")
@@ -105,13 +100,13 @@ class Story:
     def executor_logs(self) -> str:
         return "".join(log.read_text() for log in self._cluster.directory.glob("127.0.0.*/app-*/*/stderr"))
 
-    def _disturb(self, job: Job, disk: Path | None) -> None:
+    def _disturb(self, job: Job, disk: SmallDisk | None) -> None:
         first, second = job.nodes
         wait_patiently(lambda: _is_loading(second), "an engine loads")
         self._note_recovery(job, "executor while its model loads", _struck(kill_executor(second)))
         wait_patiently(lambda: first.has_gone_on(None), f"{first.address} does rows")
         if disk is not None:
-            _fill(disk)
+            disk.fill()
         stopped = _struck(stop_server(first))
         for name, strike in _STRIKES.items():
             self._note_recovery(job, name, _struck(strike(second)))
@@ -131,10 +126,10 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory, small_disk: Path | None) -> Iterator[Story]:
+def story(tmp_path_factory: pytest.TempPathFactory, small_disk: SmallDisk | None) -> Iterator[Story]:
     directory = tmp_path_factory.mktemp("faults")
     with Cluster(directory) as cluster:
-        work_dir = (small_disk or directory) / "work"
+        work_dir = (small_disk.directory if small_disk else directory) / "work"
         story = Story(cluster, Table(directory, rows=ROWS), work_dir)
         story.run_first(small_disk)
         story.run_second()
@@ -158,7 +153,7 @@ def test_a_commit_is_retried_when_another_writer_changes_the_table_under_it(stor
     assert ROWS - story.damage_of_first.lost > story.rows_at_change
 
 
-def test_a_full_disk_costs_only_the_spool(story: Story, small_disk: Path | None) -> None:
+def test_a_full_disk_costs_only_the_spool(story: Story, small_disk: SmallDisk | None) -> None:
     if small_disk is None:
         pytest.skip("no file system can be mounted here")
     assert "No space left" in story.executor_logs()
@@ -185,9 +180,3 @@ def _struck(strike: Strike | None) -> Strike:
 def _is_loading(node: Node) -> bool:
     stats = node.stats()
     return stats is not None and stats.state == "loading"
-
-
-def _fill(disk: Path) -> None:
-    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4_096)

@@ -36,10 +36,10 @@ def seeds_of(text: str) -> list[int]:
 def outputs_of(jobs: Jobs, *, catalog: str | None) -> list[Output]:
     """Return two outputs that do not exist yet: Delta's by path, or Iceberg's in this catalog."""
     if catalog is None:
-        return [Output(jobs.spark, str(jobs.directory / name)) for name in ("one", "two")]
-    schema = f"{catalog}.{jobs.directory.name}"
+        return [Output(jobs.spark, str(jobs.directory / name)) for name in ("out", "two")]
+    schema = f"{catalog}.{jobs.directory.name.replace('-', '_')}"
     jobs.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {schema}")
-    return [IcebergOutput(jobs.spark, f"{schema}.{name}") for name in ("one", "two")]
+    return [IcebergOutput(jobs.spark, f"{schema}.{name}") for name in ("out", "two")]
 
 
 def play_seed(

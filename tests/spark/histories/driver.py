@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from pipemax_spark.job import runner
@@ -21,9 +22,11 @@ from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.rows import chunks
+from pipemax_spark.rows.workdir import work_base
 from pipemax_spark.storage import fence
 from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.iceberg import IcebergTable
+from pipemax_spark.storage.output_table import open_table
 from pipemax_spark.storage.tables import CommitHistory, DeltaTable
 
 _OPERATIONS: dict[type, tuple[str, ...]] = {
@@ -39,14 +42,14 @@ _LIMIT_S = 240.0
 _DRIVER = "_pipemax_driver"
 
 
-class _Ended(BaseException):
-    """Raised in the threads of a dead job once the history is over."""
+class _Ended(SystemExit):
+    """Raised in the threads of a dead job once the history is over; a thread that it ends does not print it."""
 
 
 class Driver:
     """A run of a job, which begins at once and stops at its operation number ``stops_at``."""
 
-    def __init__(self, spark: Any, options: JobOptions, *, stops_at: int | None) -> None:
+    def __init__(self, session: Any, options: JobOptions, *, stops_at: int | None) -> None:
         self.error: BaseException | None = None
         self.summary: Any = None
         self.stopped: str | None = None
@@ -57,7 +60,9 @@ class Driver:
         self._has_ended = self._is_halted = self._is_over = False
         self._num_busy = 0
         self._printed = io.StringIO()
-        self._spark, self._work_dir = spark, options.work_dir or str(Path(options.output, "_pipemax"))
+        # A session of its own, with the settings of this one, as a job has in a process of its own.
+        spark = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+        self._spark, self._options = spark, options
         self._job = AnnotationJob(spark, options, Terminal(Console(file=self._printed, width=200)))
         self.run_id = self._job.run_id
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -84,7 +89,11 @@ class Driver:
 
     def die(self) -> None:
         """Name a process that is gone in the marker of the stopped job."""
-        for marker in Path(self._work_dir).rglob(f"{self.run_id}/owner.json"):
+        table = open_table(self._spark, self._options.output)
+        if not table.exists():
+            return
+        base = work_base(self._options.work_dir, table.location())
+        for marker in Path(base).rglob(f"{self.run_id}/owner.json"):
             owner = json.loads(marker.read_text())
             HadoopFiles(self._spark).write_text(str(marker), json.dumps(owner | {"pid": 2**22 + 1}))
 
@@ -160,6 +169,7 @@ def watched() -> Iterator[None]:
                 patch.setattr(owner, name, _stopping(getattr(owner, name), name))
         for module in (fence, runner):
             patch.setattr(module, "LANES", 2)
+        patch.setattr(chunks, "_MAX_SLICES", 6)
         patch.setattr(chunks, "_MIN_SLICE_ROWS_PER_SLOT", 1)
         patch.setattr(chunks, "_MIN_FIRST_ROWS_PER_SLOT", 2)
         yield

@@ -6,6 +6,7 @@ holds, of each row, what was there before or what the job was to make of it.
 
 import itertools
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from tests.spark.conftest import Jobs
 from tests.spark.histories.driver import Driver
 from tests.spark.histories.model import Held, Request, Row, after, is_between
 from tests.spark.histories.tables import Input, Output, Version
+from tests.spark.test_recorded_table import RECORDED
 
 SPECS = ("Say", "Tell")
 WORDS = ("alpha", "beta", "gamma", None, "[[error]]")
@@ -52,7 +54,7 @@ class Run:
         return option in dict(self.options)
 
     def __str__(self) -> str:
-        flags = [name if value is True else f"{name}={value}" for name, value in self.options]
+        flags = [name if value is True else f"{name}={str(value)[-8:]}" for name, value in self.options]
         kind = ["incremental"] if self.incremental else []
         where = [f"where={self.where!r}"] if self.where else []
         place = Path(self.work_dir or "beside").name
@@ -72,7 +74,7 @@ class Ending:
 class History:
     """Steps of one seed. ``log`` has them in words."""
 
-    def __init__(self, jobs: Jobs, outputs: list[Output], seed: int) -> None:
+    def __init__(self, jobs: Jobs, outputs: list[Output], seed: int, *, begins_recorded: bool) -> None:
         self.rng = Random(seed)
         self.log: list[str] = []
         self.runs = 0
@@ -86,7 +88,25 @@ class History:
         self._positions: dict[object, set[int | None]] = {}
         self._drivers: list[Driver] = []
         self._paused: tuple[Driver, Run, Version] | None = None
-        self._append()
+        if begins_recorded and self.rng.random() < 0.1:
+            self._begin_recorded()
+        else:
+            self._append()
+
+    def _begin_recorded(self) -> None:
+        """Begin with the table of ``test_recorded_table``, which an earlier version left in the midst of a run."""
+        directory, output = self._jobs.directory, self._outputs[0]
+        with zipfile.ZipFile(RECORDED) as archive:
+            archive.extractall(directory)
+        for manifest in Path(output.name, "_pipemax").glob("*/*/manifest.json"):
+            manifest.write_text(manifest.read_text().replace("{directory}", str(directory)))
+        self._input.begin()
+        self.has_ids = True
+        self._ids = itertools.count(1 + max(dict(row)["id"] for row in self._input.now.rows))
+        output.held = self._actual(output)
+        request = Request(spec=SPECS[0], columns=self._input.now.columns, has_ids=True)
+        assert is_between(request, output.held, Counter(), after(request, Counter(), self._input.now.rows))
+        self.log.append("a table that an earlier version left in the midst of a run")
 
     # Steps.
 
@@ -246,7 +266,7 @@ class History:
             flags = rng.choice([(), (), ("skip_changes",), ("rescan",)])
             run = replace(run, incremental=True, options=tuple((flag, True) for flag in flags))
         else:
-            chosen = {
+            chosen: dict[str, tuple[float, Any]] = {
                 "retry_errors": (0.25, True),
                 "redo_changed": (0.25 if self.has_ids else 0, True),
                 "limit": (0.2, rng.choice([1, 4])),
@@ -254,6 +274,9 @@ class History:
                 "compute_each": (0.1, True),
                 "select": (0.15 if self.has_ids else 0, ("id", "text")),
             }
+            others = [other for other in self._outputs if other is not output and other.exists]
+            if others and rng.random() < 0.2:
+                chosen = {**chosen, "reuse": (1, others[0].name), "compute_each": (0, True)}
             options = [(name, value) for name, (share, value) in chosen.items() if rng.random() < share]
             run = replace(run, options=tuple(options))
         stops_at = rng.randint(1, _OPERATIONS_OF_A_RUN) if rng.random() < 0.45 else None
@@ -261,16 +284,15 @@ class History:
 
     def _started(self, run: Run, *, stops_at: int | None) -> str:
         self.runs += 1
-        driver = Driver(self._jobs.spark.newSession(), self._options(run), stops_at=stops_at)
+        driver = Driver(self._jobs.spark, self._options(run), stops_at=stops_at)
         self._drivers.append(driver)
         is_done = driver.wait()
         if not is_done and self._paused is None and not run.incremental and self.rng.random() < 0.4:
             self._paused = (driver, run, self._input.now)
-            return f"run {run}: pauses {driver.stopped}"
+            return f"run {run}: pauses {driver.stopped}; {self._judge_part(run)}"
         if not is_done:
             driver.die()
-            said = self._judge_death(run)
-            return f"run {run}: dies {driver.stopped}; {said}"
+            return f"run {run}: dies {driver.stopped}; {self._judge_part(run)}"
         return f"run {run}: {self._judge(driver, run)}"
 
     def _resume(self) -> str:
@@ -410,11 +432,12 @@ class History:
         run.output.note()
         return f"{sum((actual - before).values())} rows"
 
-    def _judge_death(self, run: Run) -> str:
+    def _judge_part(self, run: Run) -> str:
+        """Compare what a job that stands still has left: a part of what it is to do, in whole rows."""
         actual, before = self._actual(run.output), run.output.held
         ends = [ending.held for ending in self._endings(run)]
         between = [is_between(self._request(run), actual, before, end) for end in ends]
-        self._assert(any(between), run, f"has died and left {self._difference(ends[0], actual)}")
+        self._assert(any(between), run, f"stands still and has left {self._difference(ends[0], actual)}")
         self._advance(run, is_certain=False)
         run.output.held = actual
         run.output.note()
@@ -451,7 +474,8 @@ class History:
 
 def play(jobs: Jobs, outputs: list[Output], seed: int, *, steps: int) -> History:
     """Play a history to its end. Raise ``AssertionError`` with its steps where a table is not as the model says."""
-    history = History(jobs, outputs, seed)
+    # The recorded table is at the path of the first output, and Delta's.
+    history = History(jobs, outputs, seed, begins_recorded=type(outputs[0]) is Output)
     try:
         for _ in range(steps):
             history.step()

@@ -62,7 +62,7 @@ class Request:
         return tuple((name, value) for name, value in row if name in self.columns)
 
     def grouped(self, rows: Iterable[Row]) -> dict[object, list[Row]]:
-        groups = defaultdict(list)
+        groups: dict[object, list[Row]] = defaultdict(list)
         for row in filter(self.where, rows):
             groups[self.identity(row)].append(row)
         return groups
@@ -94,17 +94,17 @@ def after(request: Request, held: Held, whole: Sequence[Row], appended: Sequence
 
 def is_between(request: Request, actual: Held, before: Held, end: Held) -> bool:
     """Whether a run that makes ``end`` of ``before`` can have left ``actual``: of each row, all or some, each once."""
-    keys = {(entry.spec, request.identity(entry.row)) for entry in (actual | before | end)}
+    tables = [_by_key(request, table) for table in (actual, before, end)]
+    keys = {key for table in tables for key in table}
+    found = ([table.get(key, Counter()) for table in tables] for key in keys)
+    return all(now in (old, new) or old <= now <= new for now, old, new in found)
 
-    def of(table: Held, key: object) -> Held:
-        return Counter({e: n for e, n in table.items() if (e.spec, request.identity(e.row)) == key})
 
-    return all(
-        of(actual, key) in (of(before, key), of(end, key))
-        or of(before, key) <= of(actual, key) <= of(end, key)
-        for key in keys
-        if of(actual, key) != of(end, key)
-    )
+def _by_key(request: Request, table: Held) -> dict[object, Held]:
+    groups: dict[object, Held] = defaultdict(Counter)
+    for entry, number in table.items():
+        groups[entry.spec, request.identity(entry.row)][entry] += number
+    return groups
 
 
 def _is_redone(request: Request, entry: Entry, made: Entry) -> bool:

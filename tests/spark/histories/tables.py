@@ -51,6 +51,10 @@ class Input:
     def now(self) -> Version:
         return self.versions[-1]
 
+    def begin(self) -> None:
+        """Take the table as it is."""
+        self._note(columns=tuple(self.spark.read.format("delta").load(self.path).columns))
+
     def append(self, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
         self._frame(rows, columns).write.format("delta").mode("append").option("mergeSchema", "true").save(
             self.path

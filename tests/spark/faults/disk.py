@@ -1,0 +1,51 @@
+"""A file system of its own for the work directories, small enough to be full for a while."""
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class SmallDisk:
+    """With it, ``directory`` is a file system of so many MiB, where one can be mounted (``is_mounted``).
+
+    Whoever holds ``lock`` can be sure that the disk is not full.
+    """
+
+    def __init__(self, directory: Path, *, mib: int) -> None:
+        self.directory = directory
+        self.lock = threading.Lock()
+        self.is_mounted = False
+        self._mib = mib
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[None]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._mib}m", "tmpfs", str(self.directory)]
+        self.is_mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        try:
+            yield
+        finally:
+            if self.is_mounted:
+                subprocess.run(["umount", "--lazy", str(self.directory)], check=True)
+
+    def fill(self) -> None:
+        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4_096)
+
+    def free(self) -> None:
+        self._filler.unlink()
+
+    def be_full(self, seconds: float) -> None:
+        """Be full for so long, once nobody holds the lock."""
+        with self.lock:
+            self.fill()
+            time.sleep(seconds)
+            self.free()
+
+    @property
+    def _filler(self) -> Path:
+        return self.directory / "filler"
