@@ -66,7 +66,7 @@ class Batch:
     rows: "DataFrame"
     stream: StreamBatch | None = None
     whole: "DataFrame | None" = None
-    """For a part of the input, such as a micro-batch: the whole input at the batch's time or later."""
+    """Where the rows are a part of the input: the whole input at the batch's time or later."""
     compares_all: bool = False
     """All rows of the input, of which those that the output lacks are to be annotated; ids may be there twice."""
     counts_all: bool = False
