@@ -84,7 +84,7 @@ audit: $(VENV)/ready  ## Known vulnerabilities of the locked packages, where the
 
 # Iceberg has no release for the Spark of .venv: with ICEBERG=4.1, that environment of `make test-versions` plays them.
 histories: $(VENV)/ready  ## Random histories of tables and jobs against a model: SEEDS=0-49; ICEBERG=4.1: outputs of Iceberg
-	@$(if $(ICEBERG),PIPEMAX_TEST_ENGINE_PYTHON=$(CURDIR)/$(BIN)/python PYTHONPATH=$(CURDIR) \
+	@$(if $(ICEBERG),PIPEMAX_TEST_ENGINE_PYTHON=$(CURDIR)/$(BIN)/python PYTHONPATH=$(CURDIR):$(CURDIR)/engine \
 		.venv-versions/$(ICEBERG)/bin/python,$(BIN)/python) -m tests.spark.histories $(if $(ICEBERG),--iceberg) \
 		--seeds $(or $(SEEDS),0-49) --report lab/results/histories.jsonl
 

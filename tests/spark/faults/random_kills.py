@@ -3,7 +3,8 @@
 python -m tests.spark.faults.random_kills [--strikes 20] [--seed N] [--report FILE] [--endpoint]: exit status 1 if a row
 was lost, doubled, changed or condemned, if a foreign file was touched, or if a job ended in another way than it should.
 A job whose driver was killed, or that ended by itself, is started again by the same command. With ``--endpoint`` the
-engines send their rows to servers that also break transfers, refuse requests and are slow.
+engines send their rows to servers that also break transfers, refuse requests and are slow. A full disk needs the right
+to mount a tmpfs, and a clock that is set back libfaketime: without them these kinds are left out.
 """
 
 import argparse
@@ -19,12 +20,13 @@ from pathlib import Path
 
 from tests.endpoints.faulty_server import MANY_FAULTS, NO_FAULT, FaultyServer
 from tests.endpoints.openai_server import serving
+from tests.spark.faults.clock import Clock
 from tests.spark.faults.cluster import Cluster
 from tests.spark.faults.disk import SmallDisk
 from tests.spark.faults.foreign import ForeignFolders
 from tests.spark.faults.report import Outcome, Served, report
 from tests.spark.faults.table import ROW_PROMPT, Table
-from tests.spark.faults.table_strikes import FULL_DISK, KINDS, WITH_WORKER, TableStrikes
+from tests.spark.faults.table_strikes import FULL_DISK, KINDS, SET_BACK, WITH_WORKER, TableStrikes
 
 _TABLES = ("first-table", "second-table")
 _WORK_DIRS = ("work", "other-work")
@@ -77,12 +79,12 @@ def _strike(
         Table(directory / name, rows=ROWS, held_row_s=held_row_s, endpoint=endpoint)
         for name, endpoint in zip(_TABLES, endpoints, strict=True)
     ]
-    missing = {
-        kind
-        for kind, is_there in ((WITH_WORKER, endpoints[0] is None), (FULL_DISK, disk.is_mounted))
-        if not is_there
+    can_be = {
+        WITH_WORKER: endpoints[0] is None,
+        FULL_DISK: disk.is_mounted,
+        SET_BACK: Clock.can_be_set(),
     }
-    kinds_there_are = [kind for kind in KINDS if kind not in missing]
+    kinds_there_are = [kind for kind in KINDS if can_be.get(kind, True)]
     with Cluster(directory, applications=_APPLICATIONS) as cluster:
         stories = [
             TableStrikes(

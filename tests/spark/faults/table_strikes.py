@@ -29,7 +29,8 @@ LOSE_SPOOL = "spool directories lost"
 FULL_DISK = "disk of the work directories full for 5 s"
 DELAY = "network to the driver slow for 5 s"
 CUT = "connections to the driver cut"
-_SURROUNDINGS = (LOSE_SPOOL, FULL_DISK, DELAY, CUT)
+SET_BACK = "driver's clock set back an hour"
+_SURROUNDINGS = (LOSE_SPOOL, FULL_DISK, DELAY, CUT, SET_BACK)
 """Kinds that strike no process."""
 _SECOND_JOBS = (OVERTAKE, OVERTAKE_PAUSED, INTRUDE)
 KINDS = (*STRIKES, DRIVER, *_SURROUNDINGS, *_SECOND_JOBS)
@@ -182,6 +183,8 @@ class TableStrikes:
             network.delay_s = _DELAY_S
             time.sleep(_STRUCK_S)
             network.delay_s = 0.0
+        elif kind == SET_BACK:
+            job.clock.set_back(3_600)
         else:
             self._say(f"{network.cut()} connections are cut")
         job.wait_until_working()

@@ -94,7 +94,10 @@ class History:
             self._append()
 
     def _begin_recorded(self) -> None:
-        """Begin with the table of ``test_recorded_table``, which an earlier version left in the midst of a run."""
+        """Begin with the table of ``test_recorded_table``, which an earlier version left in the midst of a run.
+
+        No wheel of a release exists yet with which a history could begin.
+        """
         directory, output = self._jobs.directory, self._outputs[0]
         with zipfile.ZipFile(RECORDED) as archive:
             archive.extractall(directory)
