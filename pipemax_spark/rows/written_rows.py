@@ -19,7 +19,7 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.chunks import SliceSpan
 from pipemax_spark.rows.workdir import LeftRun
-from pipemax_spark.storage.fence import is_before_chunks_of, is_claim, note_prefix
+from pipemax_spark.storage.fence import is_before_chunks_of, is_claim, is_claim_by, note_prefix
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ class DeadRun:
         None if other rows may have been added to the table or removed.
         """
         commits = table.commits_since(self.rows.epoch - 1)
+        # An Iceberg table that was rolled back to before the claim has no commit that says so.
+        if not any(is_claim_by(self.run.run_id, commit.note) for commit in commits or ()):
+            return None
         chunks, slices = set[int](), set[int]()
         for commit in commits or ():
             is_ours = is_claim(commit.note) or is_before_chunks_of(self.run.run_id, commit.note)
@@ -117,7 +120,7 @@ class DeadRun:
                 return None
             chunks.add(number)
             slices.update(range(first, last + 1))
-        return None if commits is None else Committed(chunks=frozenset(chunks), slices=frozenset(slices))
+        return Committed(chunks=frozenset(chunks), slices=frozenset(slices))
 
 
 def rows_hash(options: JobOptions, checked: Checked) -> str | None:

@@ -165,6 +165,11 @@ def is_claim(note: str) -> bool:
     return note.startswith(_CLAIM_NOTE)
 
 
+def is_claim_by(run_id: str, note: str) -> bool:
+    """Tell whether the note is that of a claim by this run."""
+    return note.startswith(f"{_CLAIM_NOTE}{run_id}:")
+
+
 def is_before_chunks_of(run_id: str, note: str) -> bool:
     """Tell whether the note is that of a commit which this run made before it wrote down the rows to compute.
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import CanaryError
+from pipemax_spark.errors import CanaryError, OnError
 from tests.spark.iceberg.conftest import IcebergJobs
 
 pytestmark = pytest.mark.iceberg
@@ -46,3 +46,23 @@ def test_a_canary_and_a_limit_end_a_run_on_an_iceberg_table(run: IcebergJobs) ->
     assert (ended.ended_by, ended.complete, ended.rows_left) == ("max_tokens_total", False, 600 - begun)
     assert run.run().complete
     assert ids(run) == [*range(600)]
+
+
+def test_a_table_that_was_rolled_back_behind_a_dead_run_gets_all_rows_that_it_lacks(run: IcebergJobs) -> None:
+    """A rollback is no commit: only that the dead run's claim is gone shows that its list is out of date."""
+    source = f"{run.output}_in"
+    run.defaults = replace(run.defaults, id_columns=("id",), input=source)
+    schema = "id long, text string"
+    run.spark.createDataFrame(texts(0, 10), schema).writeTo(source).create()
+    run.run()
+    snapshots = run.spark.sql(f"SELECT snapshot_id FROM {run.output}.snapshots ORDER BY committed_at")
+    first = snapshots.first()[0]
+    run.spark.createDataFrame([*texts(10, 15), (15, None)], schema).writeTo(source).append()
+    with pytest.raises(Exception, match="a row failed with empty_prompt"):
+        run.run(on_error=OnError.FAIL)
+    catalog, _, table = run.output.partition(".")
+    run.spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{table}', {first})")
+    assert ids(run) == []
+    assert run.run().complete
+    assert ids(run) == [*range(16)]
+    run.spark.sql(f"DROP TABLE {source}")
