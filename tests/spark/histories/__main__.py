@@ -71,17 +71,17 @@ def _session(directory: Path, *, catalog: str | None) -> Iterator[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("0-49"), help="such as 0-49 or 3,17")
+    parser.add_argument("--seeds", default="0-49", help="such as 0-49 or 3,17")
     parser.add_argument("--iceberg", action="store_true", help="the outputs are Iceberg tables")
     parser.add_argument("--report", type=Path, help="add a line for this run to this file")
     arguments = parser.parse_args()
     catalog = "lake" if arguments.iceberg else None
-    failed, runs, begin_s = [], 0, time.monotonic()
+    seeds, failed, runs, begin_s = seeds_of(arguments.seeds), [], 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="histories-") as name, contextlib.chdir(name), watched():
         directory = Path(name)
         engine_python = write_engine_python(directory / "python")
         with _session(directory, catalog=catalog) as spark:
-            for seed in arguments.seeds:
+            for seed in seeds:
                 place = directory / f"seed_{seed}"
                 place.mkdir()
                 since_s = time.monotonic()
@@ -89,7 +89,7 @@ def main() -> None:
                     history = play_seed(spark, place, engine_python, seed, catalog=catalog)
                     runs += history.runs
                     print(f"seed {seed}: {history.runs} runs, {time.monotonic() - since_s:.0f} s", flush=True)
-                    if len(arguments.seeds) == 1:
+                    if len(seeds) == 1:
                         print("\n".join(f"  {said}" for said in history.log))
                 except Exception as error:
                     failed.append(seed)
@@ -98,9 +98,8 @@ def main() -> None:
     facts = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "format": "iceberg" if arguments.iceberg else "delta",
-        "first": min(arguments.seeds),
-        "last": max(arguments.seeds),
-        "histories": len(arguments.seeds),
+        "seeds": arguments.seeds,
+        "histories": len(seeds),
         "runs": runs,
         "failed": failed,
         "seconds": round(time.monotonic() - begin_s),

@@ -36,6 +36,7 @@ _RESCAN = "--rescan once"
 _TWICE = "ids are not unique"
 _TAKEN_OVER = "was taken over by run|another run"
 _NO_IDENTITY = "which the output lacks, so its rows cannot be matched by content; give --id-columns"
+_NOTHING_TO_REUSE = "--reuse .* has no "
 _RUNNING = "another job, run"
 
 
@@ -361,8 +362,9 @@ class History:
     def _endings(self, run: Run) -> list[Ending]:
         held = run.output.held
         if not run.incremental:
-            if not self.has_ids and set(self._input.now.columns) - run.output.columns() and run.output.exists:
-                return [Ending(held=held, refused=_NO_IDENTITY)]
+            refusals = self._refusals(run)
+            if refusals:
+                return [Ending(held=held, refused=refusal) for refusal in refusals]
             return [Ending(held=self._complete(run, self._input.now))]
         endings = []
         for position in self._positions.get(self._position_key(run), {None}):
@@ -371,6 +373,16 @@ class History:
                 continue
             endings += self._endings_since(run, position)
         return endings
+
+    def _refusals(self, run: Run) -> list[str]:
+        """Return why a run over the whole input is refused, if it is."""
+        refusals, output = [], run.output
+        if not self.has_ids and output.exists and set(self._input.now.columns) - output.columns():
+            refusals.append(_NO_IDENTITY)
+        others = [other for other in self._outputs if other.name == dict(run.options).get("reuse")]
+        if any(all(entry.spec != run.spec for entry in other.held) for other in others):
+            refusals.append(_NOTHING_TO_REUSE)
+        return refusals
 
     def _endings_since(self, run: Run, position: int) -> list[Ending]:
         """Of an incremental run that goes on from a version of the input."""
