@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.spark.faults.clock import Clock
 from tests.spark.faults.cluster import (
     EXECUTOR_CORES,
     EXECUTOR_MEMORY_MIB,
@@ -60,7 +59,6 @@ class Job:
         # The mark is how a node tells this job's executors from those of others.
         self.nodes = cluster.nodes(mark)
         through, collector = _through(network)
-        self.clock = Clock(table.directory / f"clock-{name}")
         settings = _CONF | through | {"spark.executor.extraJavaOptions": f"{SMALL_JVM} {mark}"} | (conf or {})
         flags = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         submit = f"--master {cluster.master} {flags} {SMALL_SPARK} pyspark-shell"
@@ -82,7 +80,7 @@ class Job:
                     *("--commit-every", "5s", "--work-dir", work_dir, "--log-dir", self.logs),
                     *collector,
                 ],
-                env=environment(self.logs) | self.clock.environment() | {"PYSPARK_SUBMIT_ARGS": submit},
+                env=environment(self.logs) | {"PYSPARK_SUBMIT_ARGS": submit},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

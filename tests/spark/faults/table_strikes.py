@@ -29,8 +29,7 @@ LOSE_SPOOL = "spool directories lost"
 FULL_DISK = "disk of the work directories full for 5 s"
 DELAY = "network to the driver slow for 5 s"
 CUT = "connections to the driver cut"
-SET_BACK = "driver's clock set back an hour"
-_SURROUNDINGS = (LOSE_SPOOL, FULL_DISK, DELAY, CUT, SET_BACK)
+_SURROUNDINGS = (LOSE_SPOOL, FULL_DISK, DELAY, CUT)
 """Kinds that strike no process."""
 _SECOND_JOBS = (OVERTAKE, OVERTAKE_PAUSED, INTRUDE)
 KINDS = (*STRIKES, DRIVER, *_SURROUNDINGS, *_SECOND_JOBS)
@@ -183,8 +182,6 @@ class TableStrikes:
             network.delay_s = _DELAY_S
             time.sleep(_STRUCK_S)
             network.delay_s = 0.0
-        elif kind == SET_BACK:
-            job.clock.set_back(3_600)
         else:
             self._say(f"{network.cut()} connections are cut")
         job.wait_until_working()
