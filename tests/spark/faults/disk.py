@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 class SmallDisk:
-    """With it, ``directory`` is a file system of so many MiB, where one can be mounted (``is_mounted``).
-
-    Whoever holds ``lock`` can be sure that the disk is not full.
-    """
+    """With it, ``directory`` is a file system of so many MiB, where one can be mounted (``is_mounted``)."""
 
     def __init__(self, directory: Path, *, mib: int) -> None:
         self.directory = directory
-        self.lock = threading.Lock()
         self.is_mounted = False
+        self._changed = threading.Condition()
+        self._num_users = 0
+        """Of those for whom it must not be full now."""
+        self._is_full = False
         self._mib = mib
 
     @contextlib.contextmanager
@@ -39,12 +39,30 @@ class SmallDisk:
     def free(self) -> None:
         self._filler.unlink()
 
+    @contextlib.contextmanager
+    def kept_free(self) -> Iterator[None]:
+        """Within the context the disk is not full."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_full)
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_users -= 1
+                self._changed.notify_all()
+
     def be_full(self, seconds: float) -> None:
-        """Be full for so long, once nobody holds the lock."""
-        with self.lock:
-            self.fill()
-            time.sleep(seconds)
-            self.free()
+        """Be full for so long, once nobody keeps it free."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_users and not self._is_full)
+            self._is_full = True
+        self.fill()
+        time.sleep(seconds)
+        self.free()
+        with self._changed:
+            self._is_full = False
+            self._changed.notify_all()
 
     @property
     def _filler(self) -> Path:

@@ -210,7 +210,7 @@ class TableStrikes:
         self._kinds.remove(INTRUDE)
         self._say(f"{self._job.name}: {INTRUDE}")
         since_s = time.monotonic()
-        with self._disk.lock:
+        with self._disk.kept_free():
             second = self._start(self._job.work_dir)
             if not second.was_refused():
                 self._fail(second, "was not refused")
@@ -232,7 +232,7 @@ class TableStrikes:
         return job
 
     def _start_until_working(self, work_dir: Path) -> Job:
-        with self._disk.lock:  # a job that cannot write its marker does not start
+        with self._disk.kept_free():  # a job that cannot write its marker does not start
             job = self._start(work_dir)
             job.wait_until_working()
         return job
