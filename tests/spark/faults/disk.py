@@ -52,17 +52,19 @@ class SmallDisk:
                 self._num_users -= 1
                 self._changed.notify_all()
 
-    def be_full(self, seconds: float) -> None:
-        """Be full for so long, once nobody keeps it free."""
+    def be_full(self, seconds: float) -> float:
+        """Be full for so long, once nobody keeps it free; return since when, by the monotonic clock."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_users and not self._is_full)
             self._is_full = True
+        since_s = time.monotonic()
         self.fill()
         time.sleep(seconds)
         self.free()
         with self._changed:
             self._is_full = False
             self._changed.notify_all()
+        return since_s
 
     @property
     def _filler(self) -> Path:

@@ -82,7 +82,8 @@ from the one before, and {SHARE_OF_PAIRS:.0%} of the strikes at a node's process
 |---|---:|---|
 {kinds}
 
-A node has recovered when rows are done on it again. A killed driver has recovered when the same command, run again,
+A node has recovered when rows are done on it again, and from a full disk, a lost spool, a slow or a cut network both
+nodes together. A killed driver has recovered when the same command, run again,
 does rows on both nodes. A second job with another work directory takes over, and the first one must end with exit code
 1 and name the run that took over. The time is from the second one's start, or from the moment when the stopped driver
 continues, to the first one's end. Meanwhile strikes hit both jobs. A second job with the same work directory must end

@@ -37,6 +37,8 @@ WITH_WORKER = "worker process of the engine killed"
 """The kind that an engine over an endpoint cannot have: it has no process but its server."""
 
 LONGEST_PAUSE_S = 4.0
+_RUNS = "2*T*-*"
+"""How the directories of runs are called: others there are foreign."""
 _STRUCK_S = 5.0
 _DELAY_S = 0.2
 """For each piece of at most 64 KiB."""
@@ -174,10 +176,10 @@ class TableStrikes:
         self._say(f"{job.name}: {kind}")
         struck_s, network = time.monotonic(), self._networks[job.name]
         if kind == LOSE_SPOOL:
-            for spool in job.work_dir.glob(f"pipemax/{self._table.id()}/*/spool"):
+            for spool in job.work_dir.glob(f"pipemax/{self._table.id()}/{_RUNS}/spool"):
                 shutil.rmtree(spool, ignore_errors=True)
         elif kind == FULL_DISK:
-            self._disk.be_full(_STRUCK_S)
+            struck_s = self._disk.be_full(_STRUCK_S)
         elif kind == DELAY:
             network.delay_s = _DELAY_S
             time.sleep(_STRUCK_S)
