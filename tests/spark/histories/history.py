@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pipemax_spark.errors import JobError, JobFailedError
+from pipemax_spark.errors import JobError, JobFailedError, NewSpec
 from pipemax_spark.options import JobOptions
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.output_table import open_table
@@ -329,7 +329,7 @@ class History:
             output=run.output.name,
             source=PromptSource(template=f"{run.spec} {{text}}"),
             id_columns=("id",) if self.has_ids else (),
-            new_spec=True,
+            new_spec=NewSpec.STACK,
             max_error_rate=1.0,
             work_dir=run.work_dir,
             where=run.where,
