@@ -44,20 +44,14 @@ def rows_left(
     return _rows_left_by_content(rows, done, whole, are_few=are_few)
 
 
-def keys_left_by_content(
-    rows: "DataFrame", done: "DataFrame", whole: "DataFrame | None" = None
-) -> "DataFrame":
+def keys_left_by_content(rows: "DataFrame", done: "DataFrame") -> "DataFrame":
     """Return the keys of the rows that ``done`` does not hold, each with the number of such rows.
 
-    ``whole`` is as in ``rows_left``; without it, only keys are shuffled. For rows with ids, the ids of ``rows_left``
-    are such keys.
+    Only keys are shuffled. For rows with ids, the ids of ``rows_left`` are such keys.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    if whole is None:
-        counted = _signed(rows, rows.columns, 1).unionAll(_signed(done, rows.columns, -1))
-    else:
-        counted = _signed(_rows_left_by_content(rows, done, whole, are_few=False), rows.columns, 1)
+    counted = _signed(rows, rows.columns, 1).unionAll(_signed(done, rows.columns, -1))
     return counted.groupBy(_KEY).agg(F.sum(_DONE).alias(_LEFT)).where(F.col(_LEFT) > 0)
 
 

@@ -94,7 +94,7 @@ class Remaining:
         """Return the ids of the batch's rows that are left or, without ids, hashes of their content."""
         ids = self.checked.id_columns
         if not ids:
-            return keys_left_by_content(batch.rows, done, batch.whole)
+            return keys_left_by_content(batch.rows, done)
         return self.left(batch, done).select(*map(quoted, ids))
 
     def num_rows(self, keys: "DataFrame") -> int:
