@@ -115,7 +115,8 @@ class _Forgetting:
                 self._blank(part, keys)
             for trace in traces:
                 trace.remove()
-            self._remove(keys, run_id, work)
+            if num_rows:
+                self._remove(keys, run_id, work)
             work.drop_left_runs()
         self._say("", f"forgotten; what is left is older versions: {self._history()}")
         return num_rows

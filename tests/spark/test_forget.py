@@ -24,7 +24,9 @@ from tests.spark.spark_work import set_to
 from tests.spark.test_killed_job import kill_when, rows_in_spool, start_job
 
 MARK = "kumquat-4711"
-ROWS = [(f"{MARK} id", f"{MARK} text", "no"), *((f"id {i}", f"word {i}", "yes") for i in range(40))]
+ROWS = [(f"{MARK} id", f"{MARK} text", "no"), *((f"id {i}", f"word {i}", "yes") for i in range(8))]
+"""Few enough for a page to show them all."""
+MORE = [(f"id {i}", f"word {i}", "yes") for i in range(8, 600)]
 SCHEMA = "id string, text string, label string"
 DAYS_AGO_S = 10 * 86_400
 
@@ -84,7 +86,7 @@ def remove_history(run: Jobs) -> None:
         "delta.deletedFileRetentionDuration": "interval 0 seconds",
         "delta.checkpointInterval": "1",
     }
-    for file in Path(run.output, "_delta_log").glob("*.json"):
+    for file in Path(run.output, "_delta_log").glob("*.*"):
         seconds = file.stat().st_mtime - DAYS_AGO_S
         os.utime(file, (seconds, seconds))
     table.set_properties(kept)
@@ -110,6 +112,7 @@ def test_after_it_no_file_holds_the_row_whatever_sink_it_was_in(
     epoch = Path(work, "cascade", "0123456789abcdef", "1")
     table.read().write.format("delta").save(str(epoch / "answers"))
     (epoch / "closed").touch()
+    run.write_input([*ROWS, *MORE], SCHEMA)
     held = run.directory / "held"
     held.touch()
     options = replace(run.defaults, source=PromptSource(template="Shout {text}"))
