@@ -42,6 +42,10 @@ class Certified:
     """What the summary says of it; None before there is a certificate."""
     whole: "DataFrame | None" = None
     """The input of which the run's rows are a part, if they have no ids: how many equal rows the output may hold."""
+    rows_skipped: int = 0
+    """Rows of the input that the output held before."""
+    rows_left_out: int = 0
+    """Rows of the input that ``--limit`` leaves for a later run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

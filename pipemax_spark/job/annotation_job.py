@@ -161,6 +161,9 @@ class AnnotationJob:
         """Annotate and count all batches; return the run, or None if there were no rows to annotate."""
         counts, run, new_rows = self._end.counts, None, 0
         counts.rows_in = 0
+        if (certified := job.options.certified) is not None:
+            counts.skipped, counts.left_out = certified.rows_skipped, certified.rows_left_out
+            counts.rows_in = counts.skipped + counts.left_out
         with ExitStack() as stack, batches_of(job) as batches:
             engines = stack.enter_context(EarlyStart(job.spark, job.checked.plan.options))
             preparing = Preparing(job, engines, is_empty=is_empty)

@@ -62,6 +62,9 @@ from pipemax_spark.storage.output_table import open_table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_LEFT_OUT = "left_out"
+"""The record of how many rows ``--limit`` left for a later epoch."""
+
 
 class CascadeJob:
     """One run of a job with ``--cascade``."""
@@ -136,10 +139,17 @@ class CascadeJob:
                 job = Job.of(replace(call, options=replace(options, checkpoint=checkpoint)), checked, work)
                 summaries = run_batches(job, epochs, run_epoch)
                 return summaries[-1] if summaries else self._phases.run(job.options)
-            store = epochs.open()
+            summary, store = None, epochs.open()
+            if store is not None:
+                self._record_left_out(call, checked, store)
+                summary = run_epoch(options, checked, store, epochs)
+                if summary is None or not _is_done(summary) or options.limit is not None:
+                    return summary
+            store = self._next_epoch(call, checked, epochs)
             if store is None:
-                store = epochs.begin(self._rows_left(call, checked))
-            return self._phases.run(options) if store is None else run_epoch(options, checked, store, epochs)
+                return summary or self._phases.run(options)
+            self._record_left_out(call, checked, store)
+            return run_epoch(options, checked, store, epochs)
 
     def _epoch(
         self, end: EndRecord, final: JobOptions, checked: Checked, store: CascadeStore, epochs: Epochs
@@ -159,6 +169,7 @@ class CascadeJob:
         final = self._with(
             replace(final, **reading(store.path("rows"))),
             whole=None if checked.id_columns else checked.source.rows,
+            **({} if self._options.incremental else _others(store, checked.rows_in - num_rows)),
         )
         ledger = TableLedger(epochs, self._promise, spec_hash=checked.spec.hash, small_model=self._models[0])
         batch = ledger.batch_of(store, is_incremental=self._options.incremental)
@@ -260,17 +271,25 @@ class CascadeJob:
         """Fill the output, and close the epoch if all of its rows are in it."""
         self._is_filling = True
         summary = self._phases.run(final)
-        if summary is not None and summary.complete:
+        if summary is not None and _is_done(summary):
             store.close()
         return summary
 
+    def _next_epoch(self, call: JobCall, checked: Checked, epochs: Epochs) -> CascadeStore | None:
+        """Begin the next epoch, of the rows that the output lacks, up to ``--limit``; None if there are none."""
+        limit, left = call.options.limit, self._rows_left(call, checked)
+        if limit is None:
+            return epochs.begin(left)
+        return epochs.begin(first_rows(left, order_of(self._spark, call.options.order_by), limit))
+
+    def _record_left_out(self, call: JobCall, checked: Checked, store: CascadeStore) -> None:
+        if call.options.limit is not None and store.record(_LEFT_OUT) is None:
+            num_left = self._rows_left(call, checked).count()
+            store.put(_LEFT_OUT, str(max(0, num_left - store.rows().count())))
+
     def _rows_left(self, call: JobCall, checked: Checked) -> "DataFrame":
-        """Return the rows of the next epoch: those that the output lacks, up to ``--limit``."""
-        options, remaining = call.options, Remaining(call.table, call.options, checked)
-        left = remaining.left(Batch(rows=checked.source.rows), remaining.done_if_any())
-        if options.limit is None:
-            return left
-        return first_rows(left, order_of(self._spark, options.order_by), options.limit)
+        remaining = Remaining(call.table, call.options, checked)
+        return remaining.left(Batch(rows=checked.source.rows), remaining.done_if_any())
 
     def _forecast(self) -> Assessment:
         large = without_output(self._options)
@@ -345,6 +364,17 @@ class CascadeJob:
 
     def _say(self, text: str) -> None:
         self._terminal.say("Cascade", text)
+
+
+def _is_done(summary: Summary) -> bool:
+    """Tell whether all rows of the epoch are in the output."""
+    return summary.complete or (summary.rows_left is not None and summary.rows_left == summary.rows_left_out)
+
+
+def _others(store: CascadeStore, num_others: int) -> dict[str, int]:
+    """Return the counts of the input's rows outside of the epoch."""
+    left_out = int(store.record(_LEFT_OUT) or 0)
+    return {"rows_skipped": max(0, num_others - left_out), "rows_left_out": left_out}
 
 
 def run_job(spark: "SparkSession", options: JobOptions, terminal: Terminal) -> Summary | None:

@@ -114,8 +114,41 @@ def test_rows_done_again_ask_the_large_model_and_never_change_the_certificate(jo
 @pytest.mark.long  # a cascade
 def test_the_rows_of_a_limit_are_the_first_in_the_order(jobs: Jobs) -> None:
     jobs.write_input(texts(0, 500))
-    run_cascade(jobs, limit=400, order_by="id DESC")
+    summary = run_cascade(jobs, limit=400, order_by="id DESC")
     assert sorted(row["id"] for row in jobs.rows()) == list(range(100, 500))
+    assert (summary.rows_in, summary.rows_left, summary.complete, summary.ended_by) == (
+        500,
+        100,
+        False,
+        "limit",
+    )
+    rest = run_cascade(jobs)
+    assert (rest.rows_in, rest.complete) == (500, True)
+    assert rest.rows_skipped >= 400
+    assert sorted(row["id"] for row in jobs.rows()) == list(range(500))
+
+
+@pytest.mark.long  # two cascades
+def test_a_run_that_finishes_another_s_rows_goes_on_with_those_that_came_since(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.write_input(texts(0, 300))
+    real = CascadeStore.write
+
+    def dies(self: CascadeStore, name: str, rows: Any) -> None:
+        if name == "answers":
+            raise RuntimeError("the driver dies")
+        real(self, name, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CascadeStore, "write", dies)
+        with pytest.raises(RuntimeError, match="dies"):
+            run_cascade(jobs)
+    jobs.write_input(texts(0, 600))
+    summary = run_cascade(jobs)
+    assert (summary.rows_in, summary.complete) == (600, True)
+    assert summary.rows_skipped >= 300
+    assert sorted(row["id"] for row in jobs.rows()) == list(range(600))
 
 
 @pytest.mark.long  # a cascade
