@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
+from pipemax_spark.engines.stop import stop_engines
 from pipemax_spark.errors import JobError, NewSpec
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.rows.workdir import work_base
@@ -106,6 +107,7 @@ def test_after_it_no_file_holds_the_row_whatever_sink_it_was_in(
     run.write_input(ROWS, SCHEMA)
     generation = replace(run.defaults.generation, choice=("yes", "no"))
     run.run(id_columns=("id",), gold_column="label", generation=generation)
+    stop_engines(run.spark, force=True)  # the next one is waited for
     # A cascade's closed epoch, and a run under another spec that was killed.
     table = DeltaTable(run.spark, run.output)
     work = f"{work_base(None, table.location())}/{table.table_id()}"
