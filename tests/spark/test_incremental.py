@@ -31,6 +31,7 @@ def test_what_a_run_over_the_whole_table_has_done_the_stream_knows_and_the_other
     assert [rows for _, rows in nights.appends()] == [300, 10]
 
 
+@pytest.mark.long  # three nights
 def test_a_night_that_compares_all_rows_does_further_copies_of_rows_that_are_done(nights: Nights) -> None:
     nights.append(words(0, 3))
     assert nights.run(id_columns=(), incremental=False) == (3, 0, 3)
