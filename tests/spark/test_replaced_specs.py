@@ -94,7 +94,7 @@ def test_each_old_row_leaves_with_its_new_answer_and_readers_see_each_row_once(r
         run.run(**IDS)
 
 
-@pytest.mark.long  # five jobs
+@pytest.mark.long  # several jobs
 def test_without_ids_as_many_equal_rows_leave_as_come(run: Jobs) -> None:
     rows = [(1, "a"), (1, "a"), (1, "a"), (2, "b")]
     run.write_input(rows)
