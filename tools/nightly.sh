@@ -9,8 +9,8 @@ bin=$1
 day=$((10#${2:-$(date +%j)}))
 slice=$((day % 7)) share="" then=()
 
-spark() {  # The files of Spark's tests with these first letters, without those of slice 0.
-    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|notebooks|two_environments|yarn)\.py'
+spark() {  # The files of Spark's tests with these first letters, without those of slices 0 and 5.
+    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|notebooks|two_environments|yarn)\.py|test_cascade_'
 }
 
 case $slice in
@@ -24,7 +24,8 @@ case $slice in
         tests/parity/test_gpu_path.py tests/parity/test_fp8_kv.py tests/parity/test_node_check.py
         tests/serve tests/unit tests/property $(spark l-o)) ;;
     4) name="parity of other families; Spark P to S" tests=(tests/parity/test_families.py $(spark p-s)) ;;
-    5) name="two kinds of engines with every load; Spark T to Z" tests=(tests/parity/test_full.py $(spark t-z)) ;;
+    5) name="two kinds of engines with every load; Spark T to Z, phases of cascades" tests=(tests/parity/test_full.py
+        $(spark t-z) tests/spark/test_cascade_*.py) ;;
     6) name="two kinds of engines with every load; struck jobs" tests=(tests/parity/test_full.py tests/spark/faults)
         then=("$bin/python" -m tests.spark.faults.random_kills --strikes 10 --seed "$day") ;;
 esac
