@@ -5,27 +5,26 @@ tools/make_rest_catalog.py DIRECTORY: its jars, for
 """
 
 import shutil
+import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pyspark
-from configure_spark import SQLITE_PACKAGE, resolve_jars
+from configure_spark import IVY_SETTINGS, SQLITE_PACKAGE
 
 _ICEBERG, _JETTY = "1.11.0", "12.1.14"
 _PACKAGES = (
-    f"org.apache.iceberg:iceberg-core:{_ICEBERG}",
+    f"org.apache.iceberg:iceberg-core:{_ICEBERG}::tests",
+    f"org.apache.iceberg:iceberg-open-api:{_ICEBERG}:test-fixtures",
     f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{_JETTY}",
     f"org.eclipse.jetty.compression:jetty-compression-server:{_JETTY}",
     f"org.eclipse.jetty.compression:jetty-compression-gzip:{_JETTY}",
     SQLITE_PACKAGE,
 )
-_MAVEN = "https://repo1.maven.org/maven2/org/apache/iceberg"
-_TESTS = (
-    f"iceberg-open-api/{_ICEBERG}/iceberg-open-api-{_ICEBERG}-test-fixtures.jar",
-    f"iceberg-core/{_ICEBERG}/iceberg-core-{_ICEBERG}-tests.jar",
-)
-"""They have no class path of their own, so Spark does not resolve them."""
+"""``group:name:version`` and the classifiers of its jars, an empty one for the jar without: none means that jar alone.
+
+Spark's ``--packages`` takes no classifiers, so Ivy is called itself.
+"""
 
 
 def main() -> None:
@@ -34,19 +33,36 @@ def main() -> None:
     if (directory / "ready").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
-    jars = resolve_jars(_PACKAGES, directory / "ivy")
+    (directory / "ivysettings.xml").write_text(IVY_SETTINGS)
+    (directory / "ivy.xml").write_text(_ivy_file())
     of_spark = Path(pyspark.__file__).parent / "jars"
-    jars += [
-        *of_spark.glob("hadoop-client-*.jar"),
-        *of_spark.glob("log4j-*.jar"),
-        *of_spark.glob("jcl-over-*.jar"),
-    ]
-    for jar in jars:
-        shutil.copy(jar, directory)
-    for path in _TESTS:
-        with urllib.request.urlopen(f"{_MAVEN}/{path}") as answer:
-            (directory / path.rpartition("/")[2]).write_bytes(answer.read())
+    (ivy,) = of_spark.glob("ivy-*.jar")
+    command = ["java", "-jar", ivy, "-settings", directory / "ivysettings.xml", "-ivy", directory / "ivy.xml"]
+    command += ["-cache", directory / "cache", "-retrieve"]
+    command += [f"{directory}/[artifact]-[revision](-[classifier]).[ext]"]
+    subprocess.run(command, check=True)
+    for name in ("hadoop-client-*.jar", "log4j-*.jar", "jcl-over-*.jar"):
+        for jar in of_spark.glob(name):
+            shutil.copy(jar, directory)
     (directory / "ready").touch()
+
+
+def _ivy_file() -> str:
+    dependencies = []
+    for package in _PACKAGES:
+        group, name, version, *classifiers = package.split(":")
+        jars = "".join(
+            f'<artifact name="{name}" type="jar"' + (f' m:classifier="{one}"/>' if one else "/>")
+            for one in classifiers
+        )
+        dependencies.append(
+            f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->default">{jars}</dependency>'
+        )
+    return (
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="pipemax" '
+        f'module="rest-catalog"/><configurations><conf name="default"/></configurations><dependencies>'
+        f"{''.join(dependencies)}</dependencies></ivy-module>"
+    )
 
 
 if __name__ == "__main__":
