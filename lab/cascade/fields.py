@@ -3,7 +3,7 @@
     python -m lab.cascade.fields [--seeds 200] [--records 6000]
 
 Both demo models answer all 2,223 rows as in ``lab.cascade.demo``, once. Their one field is measured by the product's
-own ``field_probabilities``. A record of three fields is three rows, drawn anew for each seed: it stands for a schema
+own ``field_probabilities``. A record of three fields is three rows, drawn again for each seed: it stands for a schema
 with three fields of which all are compared, or the first only (``--agree-fields``).
 """
 

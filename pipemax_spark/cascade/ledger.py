@@ -147,7 +147,7 @@ class Ledger:
         return allowed is not None and allowed >= self.differing_rows
 
     def pass_batch(self, rows: int) -> "Ledger":
-        """Return the ledger after a batch that the large model answers alone, which is decided before any coin.
+        """Return the ledger after a batch that only the large model answers, as is decided before any coin.
 
         Its rows are seen, and agree by definition.
         """

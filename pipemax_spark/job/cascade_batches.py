@@ -123,7 +123,7 @@ def ledger_facts(decision: Decision) -> dict[str, Any]:
 
 
 def passed_facts(batch: OpenBatch) -> dict[str, Any]:
-    """Return what the summary says of a batch that the large model answers alone."""
+    """Return what the summary says of a batch that only the large model answers."""
     after = batch.after_large_model
     return {
         "sentence": after.sentence(batch.kept_before),

@@ -37,6 +37,19 @@ def jobs(run: Jobs) -> Jobs:
     return run
 
 
+def with_cascade(run: Jobs) -> Jobs:
+    """The jobs, with a cascade of four choices and a summary."""
+    run.defaults = replace(
+        run.defaults,
+        id_columns=("id",),
+        generation=GenerationSpec(choice=_CHOICES),
+        cascade=_SMALL,
+        agree=0.9,
+        summary=str(run.directory / "summary.json"),
+    )
+    return run
+
+
 def run_cascade(jobs: Jobs, **changes: Any) -> Any:
     with jobs.terminal() as terminal:
         return CascadeJob(jobs.spark, replace(jobs.defaults, **changes), terminal).run()

@@ -8,28 +8,18 @@ from typing import Any
 
 import pytest
 
-from pipemax.wire import GenerationSpec
 from pipemax_spark.errors import IfRunning, OtherRunError
 from pipemax_spark.job import cascade, cascade_phases
 from pipemax_spark.job.cascade_phases import Phases
 from pipemax_spark.storage.cascade_store import CascadeStore
-from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
-from tests.spark.test_cascade import SEED, facts_of, large_answers, run_cascade, texts
+from tests.spark.test_cascade import SEED, facts_of, large_answers, run_cascade, texts, with_cascade
 
 
 @pytest.fixture
 def jobs(run: Jobs, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     monkeypatch.setattr(cascade, "new_seed", lambda: SEED)
-    run.defaults = replace(
-        run.defaults,
-        id_columns=("id",),
-        generation=GenerationSpec(choice=("bread", "cheese", "fruit", "nuts")),
-        cascade=fake_config("fake-small", errs=0.2),
-        agree=0.9,
-        summary=str(run.directory / "summary.json"),
-    )
-    return run
+    return with_cascade(run)
 
 
 def records(jobs: Jobs) -> dict[str, str]:

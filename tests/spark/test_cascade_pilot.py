@@ -2,19 +2,16 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pipemax.wire import GenerationSpec
 from pipemax_spark.cascade.draw import Draw
 from pipemax_spark.engines.stop import stop_engines
 from pipemax_spark.job import cascade
 from pipemax_spark.job.run_pilot import Cost
-from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
-from tests.spark.test_cascade import SEED, facts_of, large_answers, run_cascade, texts
+from tests.spark.test_cascade import SEED, facts_of, large_answers, run_cascade, texts, with_cascade
 
 _LOADED = re.compile(r"loading model (\S+)")
 
@@ -25,16 +22,8 @@ def jobs(run: Jobs, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     stop_engines(run.spark, force=True)
     monkeypatch.setattr(cascade, "new_seed", lambda: SEED)
     monkeypatch.setattr(cascade, "pilot_share", lambda rows: 60 / rows)
-    run.defaults = replace(
-        run.defaults,
-        id_columns=("id",),
-        generation=GenerationSpec(choice=("bread", "cheese", "fruit", "nuts")),
-        cascade=fake_config("fake-small", errs=0.2),
-        agree=0.9,
-        summary=str(run.directory / "summary.json"),
-    )
     run.write_input(texts(0, 400))
-    return run
+    return with_cascade(run)
 
 
 def loaded(jobs: Jobs) -> list[str]:
