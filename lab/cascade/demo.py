@@ -10,6 +10,7 @@ and up, which rows keep the small answer, and the rows that differ are counted. 
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +32,10 @@ BATCH_ROWS = 64
 
 
 @torch.inference_mode()
-def answer(model_path: Path, prompts: list[str]) -> tuple[list[str], np.ndarray]:
-    """Return the greedy answers and the probability of each."""
+def answered(model_path: Path, prompts: list[str]) -> Iterator[tuple[str, list[str], list[float]]]:
+    """Yield each prompt's greedy answer, the texts of its tokens, and their log-probabilities, the end's too."""
     tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    texts: list[str] = []
-    probabilities: list[float] = []
     for start in range(0, len(prompts), BATCH_ROWS):
         inputs = tokenizer.apply_chat_template(
             [[{"role": "user", "content": prompt}] for prompt in prompts[start : start + BATCH_ROWS]],
@@ -48,12 +47,18 @@ def answer(model_path: Path, prompts: list[str]) -> tuple[list[str], np.ndarray]
         generated = model.generate(
             **inputs, max_new_tokens=24, do_sample=False, output_logits=True, return_dict_in_generate=True
         )
-        ids = generated.sequences[:, inputs["input_ids"].shape[1] :]
-        # (rows, tokens): the end of an answer counts, what pads a shorter one does not
-        logprobs = torch.stack(generated.logits, 1).log_softmax(-1).gather(2, ids[..., None])[..., 0]
-        probabilities += (logprobs * (ids != tokenizer.pad_token_id)).sum(1).exp().tolist()
-        texts += tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return texts, np.array(probabilities)
+        answers = generated.sequences[:, inputs["input_ids"].shape[1] :]
+        logprobs = torch.stack(generated.logits, 1).log_softmax(-1).gather(2, answers[..., None])[..., 0]
+        for ids, of_tokens in zip(answers, logprobs, strict=True):
+            is_own = ids != tokenizer.pad_token_id  # what pads a shorter answer does not count
+            pieces = [tokenizer.decode([token]) for token in ids[is_own].tolist()]
+            yield tokenizer.decode(ids, skip_special_tokens=True), pieces, of_tokens[is_own].tolist()
+
+
+def answer(model_path: Path, prompts: list[str]) -> tuple[list[str], np.ndarray]:
+    """Return the greedy answers and the probability of each."""
+    rows = [(text, np.exp(sum(logprobs))) for text, _, logprobs in answered(model_path, prompts)]
+    return [text for text, _ in rows], np.array([probability for _, probability in rows])
 
 
 def replay(table: Table, promise: Promise, seeds: int) -> bool:

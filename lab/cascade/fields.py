@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lab.cascade.demo import BATCH_ROWS, EXAMPLES, TEMPLATE
+from lab.cascade.demo import EXAMPLES, TEMPLATE, answered
 from lab.cascade.tables import Table
 from lab.cascade.trials import Ties, coins_of, labelled, make_draw, passed
 from pipemax.answers.field_chances import field_probabilities
@@ -24,33 +23,14 @@ from pipemax_spark.cascade.equality import Answers, Equality
 from pipemax_spark.cascade.promise import Promise
 
 
-@torch.inference_mode()
 def answer(model_path: Path, prompts: list[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the greedy answers, the probability of each, and that of its field: 0 where an answer has none."""
-    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     texts, whole, field = [], [], []
-    for start in range(0, len(prompts), BATCH_ROWS):
-        inputs = tokenizer.apply_chat_template(
-            [[{"role": "user", "content": prompt}] for prompt in prompts[start : start + BATCH_ROWS]],
-            add_generation_prompt=True,
-            padding=True,
-            return_dict=True,
-            return_tensors="pt",
-        )
-        generated = model.generate(
-            **inputs, max_new_tokens=24, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
-        answers = generated.sequences[:, inputs["input_ids"].shape[1] :]
-        logprobs = torch.stack(generated.logits, 1).log_softmax(-1).gather(2, answers[..., None])[..., 0]
-        for ids, of_tokens in zip(answers, logprobs, strict=True):
-            is_own = ids != tokenizer.pad_token_id
-            own = of_tokens[is_own].tolist()
-            texts.append(tokenizer.decode(ids, skip_special_tokens=True))
-            pieces = [tokenizer.decode([token]) for token in ids[is_own].tolist()]
-            found = dict(field_probabilities(texts[-1], pieces, own) or ())
-            whole.append(np.exp(sum(own)))
-            field.append(found.get("section", 0.0))
+    for text, pieces, logprobs in answered(model_path, prompts):
+        found = dict(field_probabilities(text, pieces, logprobs) or ())
+        texts.append(text)
+        whole.append(np.exp(sum(logprobs)))
+        field.append(found.get("section", 0.0))
     return texts, np.array(whole), np.array(field)
 
 
