@@ -60,7 +60,12 @@ def main() -> None:
     packages, extensions = [DELTA_PACKAGE], [DELTA_EXTENSION]
     iceberg = ICEBERG_PACKAGES.get(".".join(pyspark.__version__.split(".")[:2]))
     if "--iceberg" in sys.argv[1:] and iceberg is not None:
-        packages += [iceberg, SQLITE_PACKAGE]
+        # With what Iceberg needs for tables on S3, whose credentials a catalog may hand out.
+        packages += [
+            iceberg,
+            f"org.apache.iceberg:iceberg-aws-bundle:{iceberg.rpartition(':')[2]}",
+            SQLITE_PACKAGE,
+        ]
         extensions += [ICEBERG_EXTENSION]
     jars = resolve_jars(packages, environment / "ivy")
     conf = spark_home / "conf"

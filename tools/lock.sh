@@ -32,8 +32,9 @@ printf '%s\n' 'ray[llm]==2.60.0' 'distribatch==0.1.0a1' 'opentelemetry-exporter-
 # make llama: a server that the nightly tests of endpoints ask, built from its sources, and what converts the demo model for it.
 printf '%s\n' 'llama-cpp-python[server]==0.3.36' 'gguf==0.19.0' |
     "$uv" pip compile - --python-version 3.11 --no-emit-index-url --no-header --no-annotate -q -o requirements/llama.lock
-# make test-versions: orchestrators, each in an environment of its own. dbt 1.12 needs a package that has no wheel.
-for lock in 'airflow apache-airflow>=3.3,<4' 'dbt dbt-databricks>=1.10 dbt-core>=1.10,<1.12'; do
+# make test-versions: orchestrators and a server of S3, each in an environment of its own. dbt 1.12 needs a package that has no wheel.
+for lock in 'airflow apache-airflow>=3.3,<4' 'dbt dbt-databricks>=1.10 dbt-core>=1.10,<1.12' \
+    'moto moto[s3,server]>=5.2'; do
     # shellcheck disable=SC2086 # a name, and the packages
     set -- $lock
     name=$1

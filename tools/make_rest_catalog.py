@@ -19,6 +19,9 @@ _PACKAGES = (
     f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{_JETTY}",
     f"org.eclipse.jetty.compression:jetty-compression-server:{_JETTY}",
     f"org.eclipse.jetty.compression:jetty-compression-gzip:{_JETTY}",
+    f"org.apache.iceberg:iceberg-aws:{_ICEBERG}",
+    f"org.apache.iceberg:iceberg-aws-bundle:{_ICEBERG}",
+    "dev.failsafe:failsafe:3.3.2",
     SQLITE_PACKAGE,
 )
 """``group:name:version`` and the classifiers of its jars, an empty one for the jar without: none means that jar alone.
@@ -30,7 +33,8 @@ Spark's ``--packages`` takes no classifiers, so Ivy is called itself.
 def main() -> None:
     """Make the directory, if it is not complete."""
     directory = Path(sys.argv[1])
-    if (directory / "ready").exists():
+    ready, packages = directory / "ready", "\n".join(_PACKAGES)
+    if ready.exists() and ready.read_text() == packages:
         return
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "ivysettings.xml").write_text(IVY_SETTINGS)
@@ -44,7 +48,7 @@ def main() -> None:
     for name in ("hadoop-client-*.jar", "log4j-*.jar", "jcl-over-*.jar"):
         for jar in of_spark.glob(name):
             shutil.copy(jar, directory)
-    (directory / "ready").touch()
+    ready.write_text(packages)
 
 
 def _ivy_file() -> str:

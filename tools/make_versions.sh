@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Thin environments for other Spark releases, one for each requirements/versions-*.lock, and for orchestrators: called by
-# `make test-versions`.
+# Thin environments for other Spark releases, one for each requirements/versions-*.lock, and for orchestrators and moto's
+# S3: called by `make test-versions`.
 # tools/make_versions.sh BIN DIRECTORY: with uv and hatchling in BIN; safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ for lock in requirements/versions-*.lock; do
         { tail -n 20 "$environment/jars.log"; exit 1; }
     touch "$environment/ready"
 done
-for name in airflow dbt; do
+for name in airflow dbt moto; do
     environment=$directory/$name
     echo "$environment: from requirements/$name.lock"
     [ -x "$environment/bin/python" ] || "$bin/uv" venv -q --python "$bin/python" "$environment"

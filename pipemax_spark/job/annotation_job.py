@@ -41,7 +41,7 @@ from pipemax_spark.rows.id_columns import check_ids
 from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
 from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.rows.remaining import rows_where
-from pipemax_spark.rows.workdir import WorkDirectory, work_base
+from pipemax_spark.rows.workdir import WorkDirectory, usable_work_base
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
 from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
@@ -116,8 +116,7 @@ class AnnotationJob:
         if checked.source.is_blank and not call.table.exists():
             return nothing_delivered(call)
         is_empty = made_output(call, checked)
-        base = work_base(options.work_dir, call.table.location())
-        check_storage(base, call.spark, option="work-dir")
+        base = usable_work_base(call.spark, options.work_dir, call.table.location())
         with WorkDirectory(
             HadoopFiles(call.spark),
             base,

@@ -53,9 +53,9 @@ from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.incremental import Batch
 from pipemax_spark.rows.order_by import first_rows, order_of
 from pipemax_spark.rows.remaining import Remaining, rows_where
-from pipemax_spark.rows.workdir import CHECKPOINTS, WorkDirectory, work_base
+from pipemax_spark.rows.workdir import CHECKPOINTS, WorkDirectory, usable_work_base
 from pipemax_spark.storage.cascade_store import CascadeStore, Epochs
-from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.output_table import open_table
 
@@ -120,8 +120,7 @@ class CascadeJob:
                 "--cascade compares requests, and an image may change behind its path; leave it out"
             )
         made_output(call, checked)
-        base = work_base(options.work_dir, call.table.location())
-        check_storage(base, spark, option="work-dir")
+        base = usable_work_base(spark, options.work_dir, call.table.location())
         root = f"{base}/{call.table.table_id()}/cascade"
         with WorkDirectory(
             HadoopFiles(spark),

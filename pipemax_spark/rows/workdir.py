@@ -24,12 +24,15 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pipemax.wire import ProcessIdentity, pid_namespace
-from pipemax_spark.errors import OtherRunError
+from pipemax_spark.errors import JobError, OtherRunError
 from pipemax_spark.rows.chunks import Chunk
-from pipemax_spark.storage.hadoop import HadoopFiles
+from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -358,6 +361,21 @@ class WorkDirectory:
 def work_base(work_dir: str | None, table_location: str) -> str:
     """Return PipeMax's own directory in the user's ``work_dir`` or, without one, under the table's directory."""
     return f"{table_location.rstrip('/')}/_pipemax" if work_dir is None else f"{work_dir.rstrip('/')}/pipemax"
+
+
+def usable_work_base(spark: "SparkSession", work_dir: str | None, table_location: str) -> str:
+    """Return ``work_base``. Raise ``JobError`` if it is on storage that the session does not know."""
+    base = work_base(work_dir, table_location)
+    try:
+        check_storage(base, spark, option="work-dir")
+    except JobError as error:
+        if work_dir is not None:
+            raise
+        # A catalog may have Iceberg's files on storage of which Spark itself knows nothing.
+        raise JobError(
+            f"{error.args[0]}; without --work-dir it lies in the output's directory: name another by --work-dir"
+        ) from error
+    return base
 
 
 def _this_process() -> dict[str, Any]:

@@ -56,6 +56,7 @@ def provider_of(spark: "SparkSession", name: str) -> str | None:
     """Return the format of the table with this name, in lower case; empty for a view, None if there is neither."""
     if not exists(spark, name):
         return None
+    spark.catalog.refreshTable(sql_name(name))  # a session keeps tables, with credentials that may have ended
     rows = spark.sql(f"DESCRIBE TABLE EXTENDED {sql_name(name)}").collect()
     providers = [row["data_type"].lower() for row in rows if row["col_name"] == "Provider"]
     return providers[-1] if providers else ""  # a column may be called so, too; the table's own comes last

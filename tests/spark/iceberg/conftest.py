@@ -3,7 +3,7 @@
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,24 +43,23 @@ def catalog(
 
 
 @contextmanager
-def rest_server(directory: Path) -> Iterator[str]:
+def rest_server(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[str]:
     """Start Iceberg's own REST server over a database in this directory; yield its address."""
     if not (REST_SERVER / "ready").exists():
         pytest.skip(f"{REST_SERVER} is made by make test-versions")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environ = {
         **os.environ,
         "CATALOG_WAREHOUSE": str(directory),
         "CATALOG_URI": f"jdbc:sqlite:{directory}/catalog.db",
         "CATALOG_REST_PORT": str(port),
+        **(settings or {}),
     }
     command = ["java", "-cp", f"{REST_SERVER}/*", "org.apache.iceberg.rest.RESTCatalogServer"]
     with (directory / "server.log").open("w") as log:
         server = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
     try:
-        wait_until(lambda: _listens(port) or server.poll() is not None, 120, "the catalog's server listens")
+        wait_until(lambda: listens(port) or server.poll() is not None, 120, "the catalog's server listens")
         assert server.poll() is None, (directory / "server.log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -68,7 +67,13 @@ def rest_server(directory: Path) -> Iterator[str]:
         server.wait()
 
 
-def _listens(port: int) -> bool:
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
