@@ -8,7 +8,12 @@ from typing import Any
 
 def canonical_json(value: Any) -> str:
     """Return a dataclass as one line of JSON with sorted names, and each number in its fewest digits."""
-    return json.dumps(asdict(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return canonical_text(asdict(value))
+
+
+def canonical_text(values: Any) -> str:
+    """Return what JSON can hold as one such line."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def read_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

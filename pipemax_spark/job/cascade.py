@@ -12,30 +12,24 @@ The tables and records stay in the work directory. Whatever dies, the next run f
 decisions are those of ``pipemax_spark.cascade``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.cascade.batches import ClosedBatch, Decision, OpenBatch
-from pipemax_spark.cascade.certificate import Certificate, certify
 from pipemax_spark.cascade.coins import new_seed
 from pipemax_spark.cascade.draw import Draw
 from pipemax_spark.cascade.pilot import PILOT_ROWS, Assessment, Outlook, pilot_share
 from pipemax_spark.errors import IfRunning, JobError, JobFailedError, OtherRunError
 from pipemax_spark.job import run_pilot
 from pipemax_spark.job.annotation_job import AnnotationJob, made_output
-from pipemax_spark.job.cascade_answers import ComparedAnswer
 from pipemax_spark.job.cascade_batches import (
-    CERTIFICATE,
-    DRAW,
     TableLedger,
-    ledger_facts,
-    passed_facts,
     reset_if_needed,
     run_batches,
 )
-from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, repeats
+from pipemax_spark.job.cascade_decisions import DRAW, decided
+from pipemax_spark.job.cascade_facts import Finding, certified_facts, passed_facts, repeats
 from pipemax_spark.job.cascade_options import answers_of, promise_of, small_options
 from pipemax_spark.job.cascade_phases import PhaseEndedError, Phases, reading
 from pipemax_spark.job.cascade_pilot import pilot, without_output
@@ -170,10 +164,16 @@ class CascadeJob:
             whole=None if checked.id_columns else checked.source.rows,
             **({} if self._options.incremental else _others(store, checked.rows_in - num_rows)),
         )
-        ledger = TableLedger(epochs, self._promise, spec_hash=checked.spec.hash, small_model=self._models[0])
+        ledger = TableLedger(
+            epochs,
+            self._promise,
+            answers=[answer.name for answer in self._answers],
+            spec_hash=checked.spec.hash,
+            small_model=self._models[0],
+        )
         batch = ledger.batch_of(store, is_incremental=self._options.incremental)
         if batch is not None and not batch.is_audited:
-            facts = self._common_facts(num_rows) | passed_facts(batch)
+            facts = self._common_facts(num_rows) | passed_facts(batch, confidence=final.confidence)
             self._say(
                 f"all {num_rows:,} rows go to the large model, too few for a small one. {facts['sentence']}"
             )
@@ -211,16 +211,13 @@ class CascadeJob:
             labels=store.read("labels") if num_sampled else store.read("small").limit(0),
             pilot=None if decision is None else store.read(run_pilot.LABELS),
         )
-        labelled = list(rows.labelled(draw, self._answers))
+        of_rows = list(rows.labelled(draw, self._answers))
+        labelled = {one.name: [row[place] for row in of_rows] for place, one in enumerate(self._answers)}
+        of_models = {name: [one.row for one in of_answer] for name, of_answer in labelled.items()}
+        decisions = decided(store, batch or draw, of_models, num_sampled)
         findings = [
-            Finding(
-                answer=answer,
-                labelled=[of_row[place] for of_row in labelled],
-                certificate=self._certificate(
-                    store, answer, [of_row[place] for of_row in labelled], batch or draw, num_sampled
-                ),
-            )
-            for place, answer in enumerate(self._answers)
+            Finding(answer=answer, labelled=labelled[answer.name], certificate=decisions[answer.name])
+            for answer in self._answers
         ]
         if not store.exists("answers"):
             store.write(
@@ -239,7 +236,6 @@ class CascadeJob:
             "rows_kept": kept,
             "rows_sampled": num_sampled,
             **certified_facts(findings, kept, confidence=final.confidence, shows_answers=not final.no_sample),
-            **ledger_facts(findings[0].certificate),
             **({} if decision is None else {"rows_pilot": decision.rows}),
         }
         self._say(f"3 of 3. {facts['sentence']}")
@@ -313,26 +309,6 @@ class CascadeJob:
             )
             text = store.put(DRAW, draw.to_json())
         return Draw.from_json(text)
-
-    def _certificate(
-        self,
-        store: CascadeStore,
-        answer: ComparedAnswer,
-        labelled: Sequence[Labelled],
-        drawn: Draw | OpenBatch,
-        num_sampled: int,
-    ) -> Decision:
-        name = f"{CERTIFICATE}_{answer.column}" if answer.is_question else CERTIFICATE
-        if (text := store.record(name)) is None:
-            rows = [one.row for one in labelled]
-            certificate = certify(drawn, rows) if isinstance(drawn, Draw) else drawn.close(rows)
-            if certificate.sampled_rows != num_sampled:
-                raise JobFailedError(
-                    f"{num_sampled:,} rows were sampled and {certificate.sampled_rows:,} of them have a large answer: "
-                    f"files of {store.path('labels')} were lost. Nothing is certified"
-                )
-            text = store.put(name, certificate.to_json())
-        return (Certificate if isinstance(drawn, Draw) else ClosedBatch).from_json(text)
 
     def _certified(self) -> Certified:
         """Return what the output's spec holds of the cascade. Raise ``JobError`` if the small engine cannot answer."""

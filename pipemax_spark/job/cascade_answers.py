@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax.wire import GenerationSpec
+from pipemax_spark.cascade.batches import ONE_ANSWER
 from pipemax_spark.cascade.equality import Answers, Equality
 from pipemax_spark.rows.annotated import ANNOTATION
 
@@ -33,6 +34,11 @@ class ComparedAnswer:
     @property
     def is_question(self) -> bool:
         return self.column != ANNOTATION
+
+    @property
+    def name(self) -> str:
+        """Its name among the answers of a row."""
+        return self.column if self.is_question else ONE_ANSWER
 
     def score(self, annotations: "Column") -> "Column":
         """Return how sure the model was: null for an error, and without an annotation."""

@@ -1,20 +1,21 @@
-"""A cascade over a table that grows: each batch of new rows is an epoch of its own, under one ledger for the table.
+"""A cascade over a table that grows: each batch of new rows is an epoch of its own, under one ledger for each answer.
 
 The position of the nights and what a batch holds are those of any job with ``--incremental``; this module has each
-batch written down, opened under the ledger that the batch before it has left, and counted as seen once it is closed.
-An epoch is one of the ledger if the first run to draw for it was incremental; else it has a certificate.
+batch written down, opened under the ledgers that the batch before it has left, and counted as seen once it is closed.
+An epoch is one of the ledgers if the first run to draw for it was incremental; else it has a certificate.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from pipemax_spark.cascade.batches import ClosedBatch, Decision, OpenBatch
+from pipemax_spark.cascade.batches import ClosedBatch, OpenBatch
 from pipemax_spark.cascade.ledger import Ledger
 from pipemax_spark.cascade.promise import Promise
 from pipemax_spark.cascade.records import ordinal
 from pipemax_spark.errors import JobFailedError
 from pipemax_spark.job.annotation_job import batches_of, check_appended, chosen_rows, counted_rows
+from pipemax_spark.job.cascade_decisions import CERTIFICATE, DRAW
 from pipemax_spark.job.cascade_rows import manifest_digest
 from pipemax_spark.job.job import Job, JobCall
 from pipemax_spark.options import JobOptions
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _RunsEpoch = Callable[[JobOptions, Checked, CascadeStore, Epochs], Summary | None]
-DRAW, CERTIFICATE = "draw", "certificate"
-"""The names of an epoch's records."""
 _NUMBER_PROPERTY = "pipemax.cascade.draws."
 """Of the output, by spec: how often its draws have begun again. It outlives a work directory."""
 
@@ -69,16 +68,20 @@ def run_batches(job: Job, epochs: Epochs, run: _RunsEpoch) -> list[Summary | Non
 
 
 class TableLedger:
-    """The ledger of one output under one spec, over the epochs that have begun."""
+    """The ledgers of one output under one spec, over the epochs that have begun."""
 
-    def __init__(self, epochs: Epochs, promise: Promise, *, spec_hash: str, small_model: str) -> None:
+    def __init__(
+        self, epochs: Epochs, promise: Promise, *, answers: Sequence[str], spec_hash: str, small_model: str
+    ) -> None:
+        """``answers`` are the names of a row's answers, each of which has the ``promise``."""
+        self._answers = answers
         self._epochs = epochs
         self._promise = promise
         self._spec_hash = spec_hash
         self._small_model = small_model
 
     def batch_of(self, store: CascadeStore, *, is_incremental: bool) -> OpenBatch | None:
-        """Return the epoch as a batch of the ledger, opened at its first look; None for one with a certificate."""
+        """Return the epoch as a batch of the ledgers, opened at its first look; None for one with a certificate."""
         text = store.record(DRAW)
         if text is None and is_incremental:
             text = store.put(DRAW, self._opened(store).to_json())
@@ -89,17 +92,18 @@ class TableLedger:
         return store.read("answers").where(f"annotation.model = {literal(self._small_model)}").count()
 
     def _opened(self, store: CascadeStore) -> OpenBatch:
-        ledger, kept = self._before(store)
+        ledgers, kept = self._before(store)
         rows = store.rows().count()
-        if ledger is None:
+        if ledgers is None:
             number, _ = self._epochs.last_reset()
-            ledger = Ledger.begin(self._promise, first_rows=rows, spec_hash=self._spec_hash, number=number)
+            first = Ledger.begin(self._promise, first_rows=rows, spec_hash=self._spec_hash, number=number)
+            ledgers = dict.fromkeys(self._answers, first)
         return OpenBatch.of(
-            ledger, rows=rows, manifest_digest=manifest_digest(store.rows()), kept_before=kept
+            ledgers, rows=rows, manifest_digest=manifest_digest(store.rows()), kept_before=kept
         )
 
-    def _before(self, store: CascadeStore) -> tuple[Ledger | None, int]:
-        """Return the ledger that the latest earlier batch has left, and how many rows of it keep the small answer."""
+    def _before(self, store: CascadeStore) -> tuple[Mapping[str, Ledger] | None, int]:
+        """Return the ledgers that the latest earlier batch has left, and how many rows keep the small answers."""
         for earlier in self._epochs.before(store):
             text = earlier.record(DRAW)
             batch = None if text is None else OpenBatch.from_json(text)
@@ -113,24 +117,10 @@ class TableLedger:
                     f"{earlier.path('records')} lacks how batch {batch.draw.number} of the ledger ended; give "
                     "--cascade-reset once, which begins a new ledger"
                 )
-            return ClosedBatch.from_json(end).ledger, batch.kept_before + self.kept(earlier)
+            closed = ClosedBatch.all_from_json(end)
+            left = {name: of_answer.ledger for name, of_answer in closed.items()}
+            return left, batch.kept_before + self.kept(earlier)
         return None, 0
-
-
-def ledger_facts(decision: Decision) -> dict[str, Any]:
-    """Return what the summary says of the ledger; nothing for a certificate."""
-    return {"ledger": asdict(decision.ledger)} if isinstance(decision, ClosedBatch) else {}
-
-
-def passed_facts(batch: OpenBatch) -> dict[str, Any]:
-    """Return what the summary says of a batch that only the large model answers."""
-    after = batch.after_large_model
-    return {
-        "sentence": after.sentence(batch.kept_before),
-        "rows_kept": 0,
-        "rows_sampled": 0,
-        "ledger": asdict(after),
-    }
 
 
 def reset_if_needed(call: JobCall, checked: Checked, epochs: Epochs, say: Callable[[str], None]) -> None:

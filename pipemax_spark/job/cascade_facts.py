@@ -2,13 +2,13 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.cascade.batches import ClosedBatch, Decision
+from pipemax_spark.cascade.batches import ONE_ANSWER, ClosedBatch, Decision, OpenBatch
 from pipemax_spark.cascade.ordered_rows import KEEP_NONE, LabelledRow
 from pipemax_spark.cascade.records import percent
 from pipemax_spark.job.cascade_answers import ComparedAnswer
@@ -66,6 +66,11 @@ class Finding:
         return {
             "sentence": self.sentence(kept_rows),
             "certificate": json.loads(self.certificate.to_json()),
+            **(
+                {"ledger": asdict(self.certificate.ledger)}
+                if isinstance(self.certificate, ClosedBatch)
+                else {}
+            ),
             **(_described(self.labelled) if shows_answers else {}),
         }
 
@@ -74,9 +79,22 @@ def certified_facts(
     findings: Sequence[Finding], kept_rows: int, *, confidence: float, shows_answers: bool
 ) -> dict[str, Any]:
     """Return the facts of the one answer, or those of each question under its name, with a sentence for all."""
-    of_each = {one.answer.column: one.facts(kept_rows, shows_answers=shows_answers) for one in findings}
-    if len(findings) == 1 and not findings[0].answer.is_question:
-        return of_each[findings[0].answer.column]
+    of_each = {one.answer.name: one.facts(kept_rows, shows_answers=shows_answers) for one in findings}
+    return _of_all(of_each, confidence=confidence)
+
+
+def passed_facts(batch: OpenBatch, *, confidence: float) -> dict[str, Any]:
+    """Return what the summary says of a batch that only the large model answers."""
+    of_each = {
+        name: {"sentence": ledger.sentence(batch.kept_before), "ledger": asdict(ledger)}
+        for name, ledger in batch.after_large_model.items()
+    }
+    return {"rows_kept": 0, "rows_sampled": 0, **_of_all(of_each, confidence=confidence)}
+
+
+def _of_all(of_each: Mapping[str, dict[str, Any]], *, confidence: float) -> dict[str, Any]:
+    if of_each.keys() == {ONE_ANSWER}:
+        return of_each[ONE_ANSWER]
     sentences = [f"{name}: {facts['sentence']}" for name, facts in of_each.items()]
     together = f"Together this holds with {percent(confidence)} confidence."
     return {"sentence": " ".join([*sentences, together]), "questions": of_each}

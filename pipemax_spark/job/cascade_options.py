@@ -30,7 +30,6 @@ def answers_of(options: JobOptions) -> tuple[ComparedAnswer, ...]:
     """Return what is compared. Raise ``JobError`` for answers that cannot be, or options unlike them."""
     generation = options.generation
     refused = {
-        "--incremental and --ask": options.incremental and options.ask,
         "--incremental and --cascade-sample": options.incremental and options.cascade_sample,
         "--reuse": options.reuse,
         "--compute-each": options.compute_each,

@@ -6,6 +6,7 @@ from typing import Any
 from pipemax_spark.report.row_parts import cut
 
 _MEASURES = ("seconds", "tokens", "cost")
+_LEDGER_COUNTS = ("batches", "seen_rows", "differing_rows", "max_misses", "number")
 _NO_WORK = {"rows": 0, "seconds": 0.0, "tokens": 0, "cost": 0.0}
 
 
@@ -57,12 +58,15 @@ def cascade_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def cascade_metrics(facts: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers that MLflow gets, by name; with several questions, the bounds have their names."""
     metrics = {f"cascade_{name}": float(facts[name]) for name in ("rows", "rows_kept", "rows_sampled")}
-    if "ledger" in facts:
-        counts = ("batches", "seen_rows", "differing_rows", "max_misses", "number")
-        metrics |= {f"cascade_ledger_{name}": float(facts["ledger"][name]) for name in counts}
-    has_one = "certificate" in facts and "ledger" not in facts
-    for name, of_answer in facts.get("questions", {"": facts} if has_one else {}).items():
-        metrics[f"cascade_max_misses{name and '_'}{name}"] = float(of_answer["certificate"]["max_misses"])
+    for name, of_answer in facts.get("questions", {"": facts}).items():
+        whose = f"_{name}" if name else ""
+        if "ledger" in of_answer:
+            metrics |= {
+                f"cascade_ledger_{count}{whose}": float(of_answer["ledger"][count])
+                for count in _LEDGER_COUNTS
+            }
+        elif "certificate" in of_answer:
+            metrics[f"cascade_max_misses{whose}"] = float(of_answer["certificate"]["max_misses"])
     for whose, costs in (facts.get("costs") or {}).items():
         metrics |= {f"cascade_{whose}_{name}": value for name, value in costs.items() if value is not None}
     return metrics

@@ -14,11 +14,14 @@ import pytest
 from pipemax.wire import GenerationSpec
 from pipemax_spark.cascade import ledger as ledgers
 from pipemax_spark.cascade.batches import ClosedBatch, OpenBatch
+from pipemax_spark.cascade.ordered_rows import LabelledRow
 from pipemax_spark.cascade.promise import Promise
-from pipemax_spark.errors import JobError, RowCountError
+from pipemax_spark.errors import JobError, JobFailedError, RowCountError
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.cascade import CascadeJob, run_job
 from pipemax_spark.job.cascade_batches import TableLedger
+from pipemax_spark.job.cascade_decisions import decided
+from pipemax_spark.request.questions import read_questions
 from pipemax_spark.rows.position import PositionFile
 from pipemax_spark.storage.cascade_store import CascadeStore, Epochs, Records
 from pipemax_spark.storage.tables import DeltaTable
@@ -122,7 +125,9 @@ def test_each_epoch_goes_on_with_the_ledger_that_the_latest_batch_has_left(
     spark: Any, tmp_path: Path
 ) -> None:
     epochs = Epochs(spark, str(tmp_path))
-    book = TableLedger(epochs, Promise(agree=0.97, confidence=0.95), spec_hash="spec", small_model="small")
+    book = TableLedger(
+        epochs, Promise(agree=0.97, confidence=0.95), answers=[""], spec_hash="spec", small_model="small"
+    )
     assert epochs.open() is None
     assert epochs.begin(spark.range(0)) is None
     first = epochs.begin(spark.range(1_000))
@@ -130,7 +135,7 @@ def test_each_epoch_goes_on_with_the_ledger_that_the_latest_batch_has_left(
     assert book.batch_of(first, is_incremental=False) is None
     batch = book.batch_of(first, is_incremental=True)
     assert batch is not None
-    assert (batch.ledger.batches, batch.draw.rows, batch.is_audited) == (0, 1_000, False)
+    assert (batch.ledgers[""].batches, batch.draw.rows, batch.is_audited) == (0, 1_000, False)
     assert book.batch_of(first, is_incremental=False) == batch, "it stays a batch, with the coins that it has"
     found = epochs.open()
     assert found is not None
@@ -141,7 +146,8 @@ def test_each_epoch_goes_on_with_the_ledger_that_the_latest_batch_has_left(
     assert second is not None
     batch = book.batch_of(second, is_incremental=True)
     assert batch is not None
-    assert (batch.ledger.batches, batch.ledger.seen_rows, batch.draw.number) == (1, 1_000, 2)
+    ledger = batch.ledgers[""]
+    assert (ledger.batches, ledger.seen_rows, batch.draw.number) == (1, 1_000, 2)
     with ThreadPoolExecutor() as pool:
         texts = {*pool.map(partial(second.put, "certificate"), ("one run's", "another run's"))}
     assert len(texts) == 1, "two runs that put a record at once read the same one"
@@ -153,8 +159,37 @@ def test_each_epoch_goes_on_with_the_ledger_that_the_latest_batch_has_left(
     assert third is not None
     batch = book.batch_of(third, is_incremental=True)
     assert batch is not None
-    assert (third.number, batch.ledger.number, batch.ledger.seen_rows, batch.kept_before) == (3, 2, 0, 0)
+    ledger = batch.ledgers[""]
+    assert (third.number, ledger.number, ledger.seen_rows, batch.kept_before) == (3, 2, 0, 0)
     assert epochs.reset(known_number=6) == 7
+
+
+def test_the_ledgers_of_all_questions_are_one_record_of_a_batch(spark: Any, tmp_path: Path) -> None:
+    epochs, promise = Epochs(spark, str(tmp_path)), Promise(agree=0.8, confidence=0.8).of_each(2)
+    names = ("kind", "deal")
+    book = TableLedger(epochs, promise, answers=names, spec_hash="spec", small_model="small")
+    first = epochs.begin(spark.range(1_000))
+    assert first is not None
+    batch = book.batch_of(first, is_incremental=True)
+    assert batch is not None
+    assert batch.is_audited
+    right, wrong = ([LabelledRow(1.0 - row / 100, 0.5, bit) for row in range(60)] for bit in (False, True))
+    decisions = decided(first, batch, {"kind": right, "deal": wrong}, 60)
+    assert {name: one.cut.kept.value for name, one in decisions.items()} == {"kind": "all", "deal": "above"}
+    assert Records(spark, first.path("records")).all().keys() == {"draw", "certificate"}
+    assert decided(first, batch, dict.fromkeys(names, ()), 0) == decisions, "the record is what counts"
+    model = "named_struct('model', IF(id < 7, 'small', 'large')) AS annotation"
+    first.write("answers", spark.range(1_000).selectExpr("id", model))
+    first.close()
+
+    second = epochs.begin(spark.range(10))
+    assert second is not None
+    batch = book.batch_of(second, is_incremental=True)
+    assert batch is not None
+    assert batch.ledgers == {name: one.ledger for name, one in decisions.items()}
+    assert (batch.kept_before, batch.draw.number, batch.draw.confidence) == (7, 2, 0.9)
+    with pytest.raises(JobFailedError, match="60 of them have a large answer"):
+        decided(second, batch, {"kind": right, "deal": wrong}, 61)
 
 
 def test_rows_that_another_run_has_written_down_meanwhile_stay(
@@ -242,8 +277,9 @@ def test_a_night_that_dies_between_any_two_steps_is_closed_with_the_same_ledger_
     assert shop.ids() == list(range(1_050))
     batch = OpenBatch.from_json(before[3]["draw"])
     assert batch is not None
-    assert (batch.ledger.batches, batch.ledger.seen_rows) == (2, 1_000)
-    assert batch.ledger == ClosedBatch.from_json(before[2]["certificate"]).ledger
+    ledger = batch.ledgers[""]
+    assert (ledger.batches, ledger.seen_rows) == (2, 1_000)
+    assert ledger == ClosedBatch.from_json(before[2]["certificate"]).ledger
     stored = CascadeStore(shop.jobs.spark, shop.place, 2).read("small").collect()
     small = {row["id"]: row["annotation"]["text"] for row in stored}
     kept = [
@@ -263,6 +299,56 @@ def test_a_night_that_a_limit_ends_is_finished_first_by_the_next_one(shop: Casca
     assert (facts["ledger"]["batches"], facts["ledger"]["seen_rows"]) == (2, 610)
     assert shop.ids() == list(range(610))
     assert json.loads(shop.records(1)["draw"])["draw"]["rows"] == 600
+
+
+@pytest.mark.long  # a run for each place, and the large model's job
+def test_nights_of_questions_keep_a_ledger_for_each_and_are_finished_by_the_next_run(
+    shop: CascadeNights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = GenerationSpec()
+    asked = {
+        "kind": {"template": " Kind?", "choice": [*_CHOICES]},
+        "size": {"template": " Size?", "choice": ["small", "middling", "large"]},
+    }
+    shop.jobs.defaults = replace(
+        shop.jobs.defaults, generation=plain, ask=read_questions(asked, plain), agree=0.7
+    )
+    shop.append(items(0, 600))
+    first = shop.facts()
+    shop.append(items(600, 1_000))
+    for name, after in (("certificate", False), ("certificate", True)):
+        with monkeypatch.context() as patch:
+            die_at(patch, CascadeStore, "put", name=name, after=after)
+            with pytest.raises(DiedError):
+                shop.run_night()
+    before = shop.records(2)
+    shop.append(items(1_000, 1_020))
+    third = shop.facts()
+    assert shop.records(2) == before
+    assert shop.records(3).keys() == {"draw"}
+    assert sorted(shop.ids()) == list(range(1_020))
+    ends = ClosedBatch.all_from_json(before["certificate"])
+    assert ends.keys() == third["questions"].keys() == {"kind", "size"}
+    opened = OpenBatch.from_json(shop.records(3)["draw"])
+    assert opened is not None
+    assert opened.ledgers == {name: end.ledger for name, end in ends.items()}
+    assert {ledger.confidence for ledger in opened.ledgers.values()} == {0.9}
+    assert third["sentence"].endswith("Together this holds with 80 % confidence.")
+    kept = shop.models()["fake-small"]
+    assert first["rows_kept"] > 50
+    assert opened.kept_before == kept > first["rows_kept"]
+    shop.jobs.defaults = replace(shop.jobs.defaults, cascade=None, incremental=False)
+    output = str(shop.jobs.directory / "large-alone")
+    with shop.jobs.terminal() as terminal:
+        alone = replace(shop.jobs.defaults, input=shop.input, output=output)
+        AnnotationJob(shop.jobs.spark, alone, terminal).run()
+    large = {row["id"]: row for row in shop.jobs.spark.read.format("delta").load(output).collect()}
+    for name, ledger in opened.ledgers.items():
+        misses = sum(row[name]["text"] != large[row["id"]][name]["text"] for row in shop.jobs.rows())
+        assert 0 < misses <= ledger.max_misses <= 0.3 * 1_000
+    for row in shop.jobs.rows():
+        models = {row[name]["model"] for name in ("kind", "size", "annotation")}
+        assert len(models) == 1, "a row is done as a whole"
 
 
 @pytest.mark.long  # three jobs

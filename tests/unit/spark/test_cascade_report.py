@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.cascade.batches import OpenBatch
+from pipemax_spark.cascade.batches import ONE_ANSWER, OpenBatch
 from pipemax_spark.cascade.certificate import certify
 from pipemax_spark.cascade.equality import Answers, Equality
 from pipemax_spark.cascade.ledger import Ledger
 from pipemax_spark.cascade.ordered_rows import KEEP_NONE, LabelledRow
 from pipemax_spark.cascade.promise import Promise
 from pipemax_spark.job.cascade_answers import ComparedAnswer
-from pipemax_spark.job.cascade_batches import ledger_facts, passed_facts
-from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, repeats
+from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, passed_facts, repeats
 from pipemax_spark.report.cascade_part import cascade_part
 from pipemax_spark.report.cascade_texts import cascade_facts, cascade_metrics, with_costs
 from tests.unit.cascade.draws import make_draw
@@ -159,12 +158,12 @@ def test_metrics_hold_the_bound_and_the_costs() -> None:
 @pytest.mark.parametrize("is_audited", [True, False])
 def test_a_batch_of_a_growing_table_has_its_ledger_in_the_facts_and_the_metrics(is_audited: bool) -> None:
     ledger = Ledger.begin(Promise(agree=0.9, confidence=0.95), first_rows=1_000, spec_hash="spec", number=1)
-    batch = OpenBatch.of(ledger, rows=1_000, manifest_digest="rows", kept_before=50)
-    after = batch.close(one.row for one in LABELLED)
+    batch = OpenBatch.of({ONE_ANSWER: ledger}, rows=1_000, manifest_digest="rows", kept_before=50)
+    after = batch.close({ONE_ANSWER: [one.row for one in LABELLED]})[ONE_ANSWER]
     (of_certificate,) = findings("annotation")
     finding = replace(of_certificate, certificate=after)
-    certified = certified_facts([finding], 600, confidence=0.95, shows_answers=True) | ledger_facts(after)
-    facts = RUN | (certified if is_audited else passed_facts(batch))
+    certified = certified_facts([finding], 600, confidence=0.95, shows_answers=True)
+    facts = RUN | (certified if is_audited else passed_facts(batch, confidence=0.95))
     metrics = cascade_metrics(facts)
     assert (metrics["cascade_ledger_batches"], metrics["cascade_ledger_seen_rows"]) == (1, 1_000)
     assert metrics["cascade_ledger_max_misses"] == (after.ledger.max_misses if is_audited else 0)
@@ -173,11 +172,40 @@ def test_a_batch_of_a_growing_table_has_its_ledger_in_the_facts_and_the_metrics(
     assert facts["sentence"] in unescape(cascade_part(facts))
 
 
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_each_question_of_a_growing_table_has_its_ledger_in_the_facts_and_the_metrics(
+    is_audited: bool,
+) -> None:
+    promise = Promise(agree=0.9, confidence=0.95).of_each(2)
+    ledger = Ledger.begin(promise, first_rows=1_000, spec_hash="spec", number=1)
+    of_questions = {"topic": ledger, "tone": ledger}
+    batch = OpenBatch.of(of_questions, rows=1_000, manifest_digest="rows", kept_before=50)
+    right = [one._replace(differs=False) for one in (of_row.row for of_row in LABELLED)]
+    ends = batch.close({"topic": [one.row for one in LABELLED], "tone": right})
+    certified = certified_facts(
+        [replace(one, certificate=ends[one.answer.name]) for one in findings("topic", "tone")],
+        600,
+        confidence=0.95,
+        shows_answers=True,
+    )
+    facts = RUN | (certified if is_audited else passed_facts(batch, confidence=0.95))
+    kept = 650 if is_audited else 50
+    assert facts["sentence"].startswith(f"topic: After run 1, {kept} of 1,000 rows keep the small answer.")
+    assert "97.5 % confidence" in facts["sentence"]
+    assert facts["sentence"].endswith("Together this holds with 95 % confidence.")
+    assert facts["sentence"] in unescape(cascade_part(facts))
+    metrics = cascade_metrics(facts)
+    for name, end in ends.items():
+        found = end.ledger.differing_rows if is_audited else 0
+        assert metrics[f"cascade_ledger_differing_rows_{name}"] == found
+    assert "cascade_max_misses_topic" not in metrics, "that of a batch is the ledger's"
+
+
 def test_a_useless_small_model_keeps_nothing_and_the_ledger_still_counts_what_differed() -> None:
     ledger = Ledger.begin(Promise(agree=0.6, confidence=0.6), first_rows=1_000, spec_hash="spec", number=1)
-    batch = OpenBatch.of(ledger, rows=1_000, manifest_digest="rows", kept_before=50)
+    batch = OpenBatch.of({ONE_ANSWER: ledger}, rows=1_000, manifest_digest="rows", kept_before=50)
     wrong = [replace(one, row=one.row._replace(differs=True)) for one in LABELLED]
-    after = batch.close(one.row for one in wrong)
+    after = batch.close({ONE_ANSWER: [one.row for one in wrong]})[ONE_ANSWER]
     (of_certificate,) = findings("annotation")
     finding = replace(of_certificate, labelled=wrong, certificate=after)
     assert finding.applied.cut == KEEP_NONE
