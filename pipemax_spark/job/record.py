@@ -6,21 +6,18 @@ that is killed writes nothing more, so the file of ``--summary`` says from the s
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from pipemax_spark.errors import EndedBy, JobError, LimitReachedError, RowCountError, cause_of, ended_by
 from pipemax_spark.job.cascade_facts import phase_facts
-from pipemax_spark.job.description import run_facts
 from pipemax_spark.job.job import Job, JobCall
+from pipemax_spark.job.published import Course, places_of, published, write_of_run, write_page
 from pipemax_spark.job.reuse import Reused
-from pipemax_spark.job.run import Run
-from pipemax_spark.report.cascade_texts import cascade_metrics, with_costs
-from pipemax_spark.report.charts import charts_of, picture_of
-from pipemax_spark.report.engine_log import ENGINE_METRICS
+from pipemax_spark.job.run import Run, started_tracker
+from pipemax_spark.report.cascade_texts import with_costs
+from pipemax_spark.report.charts import picture_of
 from pipemax_spark.report.findings import (
     CommittedTotals,
     find_results,
@@ -29,9 +26,8 @@ from pipemax_spark.report.findings import (
     totals_of_spec,
 )
 from pipemax_spark.report.notifier import Notifier
-from pipemax_spark.report.report_page import report_page
 from pipemax_spark.report.run_speed import prefill_share, rate_factor
-from pipemax_spark.report.summary import SUMMARY_FILE, Findings, Summary, print_report, with_accuracies
+from pipemax_spark.report.summary import Findings, Summary, print_report, with_accuracies
 from pipemax_spark.report.time_accounts import working_seconds
 from pipemax_spark.request.error_limits import tell_high_share
 from pipemax_spark.rows.prompt_order import Finding
@@ -39,9 +35,6 @@ from pipemax_spark.storage.fence import recovered_by, runs_named
 from pipemax_spark.storage.hadoop import write_file
 
 log = logging.getLogger(__name__)
-
-_ARTIFACTS = (SUMMARY_FILE, ENGINE_METRICS, "throughput.svg", "report.html")
-"""Files of a run's directory that MLflow gets, as far as they are there."""
 
 
 @dataclass(slots=True)
@@ -233,31 +226,26 @@ def conclude(
     reason = too_many_errors(job, totals, counts.recovered_runs)
     summary = _summary(job, run, counts, totals, has_failed=reason is not None, limit=limit)
     summary = _with_costs(job, summary)
-    _write(job, job.directory / "throughput.svg", picture_of(run.tracks))
+    write_of_run(job, "throughput.svg", picture_of(run.tracks))
     findings = replace(_findings(job, totals), drift=run.drift, advice=_advice(summary, worth_a_try))
-    summary = with_accuracies(summary, findings)
-    _write(job, job.directory / SUMMARY_FILE, summary.to_json())
-    report = _write_page(job, run, summary, findings, stopped_by=None if limit is None else str(limit))
-    figures = {key: float(v) for key, v in asdict(summary).items() if isinstance(v, int | float)}
-    figures |= {f"time_{part}_s": seconds for part, seconds in summary.time_account_s.items()}
-    for accuracy in findings.accuracies:
-        if accuracy.rows:
-            name = "accuracy" if accuracy.question is None else f"accuracy_{accuracy.question}"
-            figures[name] = accuracy.right / accuracy.rows
-    if summary.cascade is not None:
-        figures |= cascade_metrics(summary.cascade)
-        run.tracker.tag({"cascade": str(summary.cascade["sentence"])})
-    artifacts = [path for name in _ARTIFACTS if (path := job.directory / name).exists()]
-    run.tracker.finish("FAILED" if reason else "FINISHED", run.samples, figures, artifacts)
-    # A store that was slow at first may have returned its run id only now.
-    summary = replace(summary, mlflow_run_id=run.tracker.run_id)
+    summary, places = published(
+        job,
+        _course(run),
+        with_accuracies(summary, findings),
+        findings,
+        status="FAILED" if reason else "FINISHED",
+        stopped_by=None if limit is None else str(limit),
+    )
     # A job that fails for its errors says so after the report.
     warnings = [] if reason else [tell_high_share(totals.rows, findings.errors)]
     if limit is not None:
         warnings.append(_limit_line(limit, run.used, counts))
-    places = {**({} if report is None else {"Report": str(report)}), "MLflow run": run.tracker.place}
     _finish(job, summary, findings, places, warnings=[text for text in warnings if text])
     return summary, reason
+
+
+def _course(run: Run) -> Course:
+    return Course(tracker=run.tracker, tracks=run.tracks, samples=run.samples)
 
 
 def _limit_line(limit: LimitReachedError, used: str, counts: RowCounts) -> str:
@@ -283,32 +271,22 @@ def stopped(job: Job, run: Run, counts: RowCounts, *, reason: str) -> None:
     counts.done = totals.rows
     summary = replace(_summary(job, run, counts, totals, has_failed=True), complete=False, rows_left=None)
     findings = replace(_findings(job, totals), drift=run.drift)
-    report = _write_page(job, run, summary, findings, stopped_by=reason)
+    report = write_page(job, _course(run), summary, findings, stopped_by=reason)
     if report is not None:
         job.terminal.say("Report", str(report))
 
 
-def _write_page(
-    job: Job, run: Run, summary: Summary, findings: Findings, *, stopped_by: str | None = None
-) -> Path | None:
-    """Write the run's page and return its path, or None if it could not be written."""
-    page = report_page(
-        run_facts(job, ended=datetime.now(UTC), stopped_by=stopped_by),
-        summary,
-        findings,
-        _places(job, {"MLflow run": run.tracker.place}),
-        charts_of(run.tracks),
-        prices=job.options.prices,
-    )
-    path = job.directory / "report.html"
-    return path if _write(job, path, page) else None
-
-
 def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:
-    """Write and print the summary of a run that found nothing left; return it, and why the job must fail, or None."""
+    """Write and print the summary of a run that found nothing left; return it, and why the job must fail, or None.
+
+    A run that has taken over all rows has filled a table: it gets a page and a run in MLflow as any other.
+    """
     reason = too_many_errors(job, None, counts.recovered_runs)
-    left = "nothing is left to compute" if counts.reused.rows else "nothing new to do"
-    job.terminal.say("Output", f"{job.table.name}: {left}, no engine was started")
+    has_filled = bool(counts.reused.rows)
+    left = "nothing is left to compute" if has_filled else "nothing new to do"
+    # The large engine of a cascade has answered the sampled rows.
+    engine = ", no engine was started" if job.options.certified is None else ""
+    job.terminal.say("Output", f"{job.table.name}: {left}{engine}")
     summary = Summary(
         complete=True,
         rows_left=0,
@@ -321,9 +299,22 @@ def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:
         output_format=job.table.format_name,
         cascade=_cascade_facts(job),
     )
-    findings = find_results(job.table, job.options, job.checked, None)
-    summary = with_accuracies(summary, findings)
-    _finish(job, summary, findings, {})
+    summary = _with_costs(job, summary)
+    if not has_filled:
+        findings = find_results(job.table, job.options, job.checked, None)
+        summary = with_accuracies(summary, findings)
+        _finish(job, summary, findings, {})
+        return summary, reason
+    findings = _findings(job, CommittedTotals())
+    summary, places = published(
+        job,
+        Course(tracker=started_tracker(job)),
+        with_accuracies(summary, findings),
+        findings,
+        status="FAILED" if reason else "FINISHED",
+        stopped_by=None,
+    )
+    _finish(job, summary, findings, places)
     return summary, reason
 
 
@@ -433,16 +424,6 @@ def _findings(job: Job, totals: CommittedTotals) -> Findings:
         return Findings(errors={code: (rows, "") for code, (rows, _) in totals.errors.items()})
 
 
-def _write(job: Job, path: Path, text: str) -> bool:
-    """Write a file of the run's directory. The rows are committed, so a failure costs a warning only."""
-    try:
-        write_file(str(path), text, job.spark)
-    except OSError as error:
-        job.terminal.warn(f"{path} could not be written: {error}")
-        return False
-    return True
-
-
 def _finish(
     job: Job, summary: Summary, findings: Findings, places: Mapping[str, str], *, warnings: Sequence[str] = ()
 ) -> None:
@@ -452,14 +433,10 @@ def _finish(
         job.terminal.console,
         summary,
         findings,
-        _places(job, places),
+        places_of(job, places),
         prices=job.options.prices,
         warnings=warnings,
     )
-
-
-def _places(job: Job, places: Mapping[str, str]) -> dict[str, str]:
-    return {**places, "Logs": str(job.options.log_dir)}
 
 
 def _ended_by(counts: RowCounts, *, has_failed: bool) -> EndedBy:

@@ -65,6 +65,16 @@ class StopSignal:
                 raise self._reason
 
 
+def started_tracker(job: Job) -> Tracker:
+    """Begin the job's run in MLflow."""
+    options = job.options
+    tracker = Tracker(
+        options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=job.terminal.warn
+    )
+    tracker.start(job.run_id, run_params(job), dataset=input_table(job), description=run_description(job))
+    return tracker
+
+
 @contextmanager
 def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"]:
     """Yield a run whose collector listens, whose progress is shown and which MLflow knows, until the context ends.
@@ -78,10 +88,7 @@ def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"
             "each executor runs one task at a time, so its engine runs dry at the end of every partition; give it "
             "more task slots (spark.executor.cores, or local[4] as the master), because tasks mostly wait"
         )
-    tracker = Tracker(
-        options.mlflow_experiment, local_store=options.driver_dir / "mlflow", warn=terminal.warn
-    )
-    tracker.start(job.run_id, run_params(job), dataset=input_table(job), description=run_description(job))
+    tracker = started_tracker(job)
     spool = _spool(job)
     job.work.write_manifest(run_manifest(job, prepared.reusable))
     signal = StopSignal()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from pipemax_spark.errors import IfRunning, OtherRunError
 from pipemax_spark.job import cascade, cascade_phases
 from pipemax_spark.job.cascade_phases import Phases
 from pipemax_spark.storage.cascade_store import CascadeStore
+from tests.fakes.settings import fake_config
 from tests.spark.conftest import Jobs
 from tests.spark.test_cascade import SEED, facts_of, large_answers, run_cascade, texts, with_cascade
 
@@ -73,6 +75,30 @@ def test_a_limit_ends_any_phase_and_the_next_run_goes_on(jobs: Jobs, monkeypatch
     rows = {row["id"]: row["annotation"] for row in jobs.rows()}
     assert len(rows) == len(jobs.rows()) == 400
     assert all(rows[key]["text"] == row["text"] for key, row in so_far.items())
+
+
+@pytest.mark.long  # three jobs, and MLflow's store
+def test_a_run_that_leaves_the_large_model_nothing_more_has_its_page_and_its_run_in_mlflow(
+    tracked_run: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setattr(cascade, "new_seed", lambda: SEED)
+    jobs = with_cascade(tracked_run)
+    jobs.write_input(texts(0, 400))
+    right = {"cascade": fake_config("fake-small", errs=1e-9), "agree": 0.5, "price_per_hour": 3.0}
+    summary = run_cascade(jobs, **right)
+    assert (summary.complete, summary.rows_out, len(jobs.rows())) == (True, 0, 400)
+    sentence = summary.cascade["sentence"]
+    (page,) = (path for path in Path(jobs.directory, "runs").glob("*/report.html"))
+    assert sentence in unescape(page.read_text())
+    assert "the large model alone about" in page.read_text()
+    assert json.loads((page.parent / "summary.json").read_text())["cascade"]["rows_kept"] > 200
+    client = MlflowClient(f"sqlite:///{jobs.defaults.driver_dir / 'mlflow' / 'mlflow.db'}")
+    tracked = client.get_run(summary.mlflow_run_id)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.tags["cascade"] == sentence[:500]
+    assert any(name.endswith("cascade_rows_kept") for name in tracked.data.metrics)
 
 
 @pytest.mark.long  # a cascade, and two jobs

@@ -73,6 +73,8 @@ def test_a_table_that_answers_all_rows_starts_no_engine(run: Jobs, earlier: str)
     assert (summary.rows_from_table, summary.rows_out, summary.engines, summary.complete) == (10, 0, 0, True)
     assert "nothing is left to compute, no engine was started" in run.printed
     assert sum(texts(run).values()) == 10
+    pages = [path.read_text() for path in run.directory.rglob("report.html")]
+    assert sum("in the table of --reuse" in page for page in pages) == 1
     again = run.run(reuse=earlier)
     assert (again.rows_from_table, again.rows_skipped) == (0, 10)
 
