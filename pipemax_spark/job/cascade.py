@@ -4,7 +4,7 @@ It is a run of jobs over rows that are fixed together (an *epoch*), each of whic
 
 1. the rows that are left are written down, and the small model answers them in a table of its own;
 2. coins are drawn and recorded, and the large model answers the rows that they sample, in another table;
-   before, the pilot chooses how many (``run_pilot``);
+   before, the pilot chooses how many (``run_pilot``), and after, some are asked again (``cascade_repeats``);
 3. from the sampled rows alone follows the certificate, which is recorded: a pure function of what is stored;
 4. the output's job takes over the answers that are known, and asks the large model for the other rows.
 
@@ -29,10 +29,11 @@ from pipemax_spark.job.cascade_batches import (
     run_batches,
 )
 from pipemax_spark.job.cascade_decisions import DRAW, decided
-from pipemax_spark.job.cascade_facts import Finding, certified_facts, passed_facts, repeats
+from pipemax_spark.job.cascade_facts import Finding, certified_facts, passed_facts
 from pipemax_spark.job.cascade_options import answers_of, promise_of, small_options
 from pipemax_spark.job.cascade_phases import PhaseEndedError, Phases, reading
 from pipemax_spark.job.cascade_pilot import pilot, without_output
+from pipemax_spark.job.cascade_repeats import asked_again
 from pipemax_spark.job.cascade_rows import CascadeRows, manifest_digest, sampled_rows
 from pipemax_spark.job.checks import check_engine, check_job, input_of
 from pipemax_spark.job.job import EngineCall, Job, JobCall, new_run_id
@@ -211,13 +212,19 @@ class CascadeJob:
             labels=store.read("labels") if num_sampled else store.read("small").limit(0),
             pilot=None if decision is None else store.read(run_pilot.LABELS),
         )
+        repeated = asked_again(store, rows, draw, self._answers, phases, checked)
         of_rows = list(rows.labelled(draw, self._answers))
         labelled = {one.name: [row[place] for row in of_rows] for place, one in enumerate(self._answers)}
         of_models = {name: [one.row for one in of_answer] for name, of_answer in labelled.items()}
         decisions = decided(store, batch or draw, of_models, num_sampled)
         findings = [
-            Finding(answer=answer, labelled=labelled[answer.name], certificate=decisions[answer.name])
-            for answer in self._answers
+            Finding(
+                answer=answer,
+                labelled=labelled[answer.name],
+                certificate=decisions[answer.name],
+                asked_again=times,
+            )
+            for answer, times in zip(self._answers, repeated, strict=True)
         ]
         if not store.exists("answers"):
             store.write(
@@ -245,7 +252,6 @@ class CascadeJob:
         return {
             "rows": num_rows,
             "phases": self._phases.done,
-            "repeats": repeats(self._options.generations),
             "small_model": self._models[0],
             "large_model": self._models[1],
         }

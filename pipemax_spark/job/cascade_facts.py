@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from pipemax.wire import GenerationSpec
 from pipemax_spark.cascade.batches import ONE_ANSWER, ClosedBatch, Decision, OpenBatch
 from pipemax_spark.cascade.ordered_rows import KEEP_NONE, LabelledRow
 from pipemax_spark.cascade.records import percent
@@ -32,12 +31,23 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedAgain:
+    """How often the large model has given the same answer when it was asked again."""
+
+    rows: int = 0
+    """0 where too few would be asked to show anything."""
+    same: int = 0
+    """An error is not the same as anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What the sample has shown of one answer."""
 
     answer: ComparedAnswer
     labelled: Sequence[Labelled]
     certificate: Decision
+    asked_again: AskedAgain = AskedAgain()
 
     @property
     def is_useless(self) -> bool:
@@ -66,6 +76,7 @@ class Finding:
         return {
             "sentence": self.sentence(kept_rows),
             "certificate": json.loads(self.certificate.to_json()),
+            "asked_again": asdict(self.asked_again),
             **(
                 {"ledger": asdict(self.certificate.ledger)}
                 if isinstance(self.certificate, ClosedBatch)
@@ -129,17 +140,6 @@ def _tenths(labelled: Sequence[Labelled]) -> list[dict[str, int]]:
     borders = [len(ordered) * tenth // _TENTHS for tenth in range(_TENTHS + 1)]
     parts = [ordered[first:end] for first, end in pairwise(borders)]
     return [{"sampled": len(part), "agreeing": sum(not one.row.differs for one in part)} for part in parts]
-
-
-def repeats(generations: Sequence[GenerationSpec]) -> str:
-    """Say why the large model is not asked twice to see whether it agrees with itself.
-
-    A cascade refuses sampling without a seed, so its settings make each answer repeatable.
-    """
-    how = sorted({"temperature 0" if one.temperature == 0 else "a seed" for one in generations}, reverse=True)
-    return (
-        f"the large model repeats its answers by its settings ({' and '.join(how)}), so no row is asked twice"
-    )
 
 
 def phase_facts(summary: Summary, prices: Prices) -> dict[str, Any]:

@@ -91,15 +91,25 @@ class Phases:
         )
         return self._phase(options, answers, says)
 
-    def large(self, store: CascadeStore, rows: str, answers: str, checked: Checked, *, says: str) -> Summary:
-        """Have the large model answer these rows, likewise.
+    def large(
+        self,
+        store: CascadeStore,
+        rows: str,
+        answers: str,
+        checked: Checked,
+        *,
+        says: str,
+        computes_each: bool = False,
+    ) -> Summary:
+        """Have the large model answer these rows, likewise; with ``computes_each`` also those that it has answered.
 
         Its engine is laid out for all rows of the output's job, which goes on with it without another start.
         """
         engine = self._options.engine
         if (lengths := checked.plan.options.engine.get("row_lengths")) is not None:
             engine = {**engine, "row_lengths": lengths}
-        return self._phase(replace(self._side(store, rows, answers), engine=engine), answers, says)
+        options = replace(self._side(store, rows, answers), engine=engine, compute_each=computes_each)
+        return self._phase(options, answers, says)
 
     def _phase(self, options: JobOptions, name: str, says: str) -> Summary:
         self._terminal.say("Cascade", says)

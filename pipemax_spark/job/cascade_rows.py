@@ -17,7 +17,7 @@ from pipemax_spark.cascade.equality import Equality
 from pipemax_spark.cascade.ordered_rows import Kept, LabelledRow
 from pipemax_spark.executor.requests import KEY_COLUMN
 from pipemax_spark.job.cascade_answers import ComparedAnswer, row_score
-from pipemax_spark.job.cascade_facts import Labelled
+from pipemax_spark.job.cascade_facts import AskedAgain, Labelled
 from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.annotated import ANNOTATION, output_schema
 from pipemax_spark.rows.row_identity import identity, occurrence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
 _IDENTITY, _OCCURRENCE = "__pipemax_identity", "__pipemax_occurrence"
-_KEY, _SMALL, _LARGE = "key", "small", "large"
+_KEY, _SMALL, _LARGE, _AGAIN = "key", "small", "large", "again"
 
 
 def manifest_digest(rows: "DataFrame") -> str:
@@ -100,6 +100,29 @@ class CascadeRows:
                 _labelled(one.equality, tie, answered, *of_answer)
                 for of_answer, one in zip(of_answers, answers, strict=True)
             )
+
+    def drawn_requests(self, sampled: "DataFrame", draw: Draw, number: int) -> "DataFrame":
+        """Return so many of the sampled rows, each with another request, drawn by the coins of the requests."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        key = free_name(_KEY, sampled.columns)
+        rows = self._keyed(sampled, key).dropDuplicates([key])
+        order = F.expr(tie_break_sql(draw.seed, quoted(key)))
+        return rows.orderBy(order, key).limit(number).select(*map(quoted, sampled.columns))
+
+    def repeated(self, again: "DataFrame", answers: Sequence[ComparedAnswer]) -> list[AskedAgain]:
+        """Count for each answer how often the large model has given the same one again."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        both = self._first_of_each_request(again, _AGAIN).join(
+            self._first_of_each_request(self._labels, _LARGE), on=_KEY
+        )
+        values = (F.struct(one.value(F.col(_LARGE)), one.value(F.col(_AGAIN))) for one in answers)
+        rows = both.select(*values).collect()
+        return [
+            AskedAgain(rows=len(rows), same=sum(not one.equality.differ(*row[place]) for row in rows))
+            for place, one in enumerate(answers)
+        ]
 
     def answered(
         self,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipemax_spark.report.intervals import share_text
 from pipemax_spark.report.row_parts import cut
 
 _MEASURES = ("seconds", "tokens", "cost")
@@ -17,15 +18,16 @@ def with_costs(facts: Mapping[str, Any], final: Mapping[str, Any], *, is_complet
     work, if rows are left, or if the large model answered none.
     """
     phases = {**facts["phases"], "final": final}
-    small, of_pilot, *large = (
-        phases.get(name, _NO_WORK) for name in ("small", "pilot_small", "pilot_labels", "labels", "final")
+    small, of_pilot, again, *large = (
+        phases.get(name, _NO_WORK)
+        for name in ("small", "pilot_small", "again_labels", "pilot_labels", "labels", "final")
     )
     asked = sum(phase["rows"] for phase in large)
     costs = None
     if is_complete and small["rows"] == facts["rows"] and asked:
         scale = facts["rows"] / asked
         costs = {
-            "both": {name: _sum(name, small, of_pilot, *large) for name in _MEASURES},
+            "both": {name: _sum(name, small, of_pilot, again, *large) for name in _MEASURES},
             "large_alone": {
                 name: None if (total := _sum(name, *large)) is None else total * scale for name in _MEASURES
             },
@@ -51,7 +53,10 @@ def cascade_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{with_small}; the large model alone about {alone}, by the rate of its own rows",
             )
         )
-    named.append(("with itself", facts["repeats"]))
+    for name, of_answer in facts.get("questions", {"": facts}).items():
+        if "asked_again" in of_answer:
+            whose = f"{name}: " if name else ""
+            named.append(("large model with itself", f"{whose}{_asked_again(**of_answer['asked_again'])}"))
     return named
 
 
@@ -67,6 +72,10 @@ def cascade_metrics(facts: Mapping[str, Any]) -> dict[str, float]:
             }
         elif "certificate" in of_answer:
             metrics[f"cascade_max_misses{whose}"] = float(of_answer["certificate"]["max_misses"])
+        if (again := of_answer.get("asked_again", {})).get("rows"):
+            metrics |= {
+                f"cascade_asked_again_{count}{whose}": float(again[count]) for count in ("rows", "same")
+            }
     for whose, costs in (facts.get("costs") or {}).items():
         metrics |= {f"cascade_{whose}_{name}": value for name, value in costs.items() if value is not None}
     return metrics
@@ -75,6 +84,12 @@ def cascade_metrics(facts: Mapping[str, Any]) -> dict[str, float]:
 def _sum(name: str, *phases: Mapping[str, Any]) -> float | None:
     values = [phase[name] for phase in phases]
     return None if None in values else sum(values)
+
+
+def _asked_again(rows: int, same: int) -> str:
+    if not rows:
+        return "not known: the run has too few rows to ask for some again"
+    return f"asked again, {same:,} of {rows:,} rows had the same answer: {share_text(same, rows)}"
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -113,6 +113,7 @@ class FakeEngine(IdleEngine):
         self._steps = _synthetic() if self._options.steps_s else None
         self.counts = FakeCounts()
         self._output_tokens = 0
+        self._times_asked: Counter[str] = Counter()
         self._last_prompts: deque[list[str]] = deque(maxlen=self._options.prefix_memory)
         self._prefix_words = self._prefix_hits = 0
         self._child = start_child(self._options) if self._options.child_process else None
@@ -254,6 +255,9 @@ class FakeEngine(IdleEngine):
             message = f"the prompt has {prompt_tokens} tokens, max_model_len is {longest}"
             return _error(request, ErrorCode.PROMPT_TOO_LONG, message), 0.0
         is_wrong = makes_mistake(prompt, self._options.errs)
+        self._times_asked[prompt] += 1
+        if self._times_asked[prompt] > 1 and makes_mistake(prompt, self._options.wavers):
+            is_wrong = not is_wrong
         if request.sampling.is_pooling:
             if is_wrong and request.prompt is not None:
                 request = dataclasses.replace(request, prompt=f"{prompt} mistaken")

@@ -50,6 +50,8 @@ class FakeOptions:
     """Of so many last prompts the beginnings count as cached, word by word: for the hit rate in the metrics."""
     errs: float = 0.0
     """It answers this share of the prompts as if they had another word, and is unsure of them."""
+    wavers: float = 0.0
+    """It answers this share of the prompts as if they had another word each time that they come again."""
     dies: Literal["at once", "of any row", "of its GPU"] | None = None
     """At its first poll, by itself or by a fault of its GPU, or at the first poll after a row was submitted, whichever
     row it is."""

@@ -186,6 +186,31 @@ def test_a_row_keeps_the_small_answers_if_each_of_them_may_be_kept(spark: Any) -
         assert {row[name]["model"] for name in ("kind", "deal", "annotation")} == {"small"}
 
 
+def test_rows_that_are_asked_again_have_a_request_each_and_their_answers_are_compared(spark: Any) -> None:
+    """Of 40 requests, five copies each, of which the large model answers every tenth otherwise the second time."""
+    options = _options(generation=GenerationSpec(choice=("a", "b")), id_columns=("id",))
+    (answer,) = answers_of(options)
+    kind = f"id long, text string, annotation struct<text: string, probability: double, {_ERROR}>"
+    rows = spark.range(200).selectExpr("id", "concat('text ', id % 40) AS text")
+
+    def answered(some: Any, of_request: Any) -> Any:
+        values = [(row["id"], row["text"], of_request(int(row["text"].split()[1]))) for row in some.collect()]
+        return spark.createDataFrame(values, kind)
+
+    labels = answered(
+        rows, lambda number: ("a", 0.9, ("engine_error", "x")) if number == 3 else ("a", 0.9, None)
+    )
+    both = CascadeRows(options, rows=rows, small=labels.limit(0), labels=labels)
+    chosen = both.drawn_requests(rows, _DRAW, 30)
+    drawn = {row["text"] for row in chosen.collect()}
+    assert (chosen.count(), len(drawn), chosen.columns) == (30, 30, ["id", "text"])
+    shuffled = both.drawn_requests(rows.orderBy("id", ascending=False), _DRAW, 30)
+    assert {row["text"] for row in shuffled.collect()} == drawn, "whichever copy it is"
+    again = answered(both.drawn_requests(rows, _DRAW, 40), lambda number: ("ab"[number % 10 == 7], 0.9, None))
+    (repeated,) = both.repeated(again, [answer])
+    assert (repeated.rows, repeated.same) == (40, 35), "four answers are others, and one was an error"
+
+
 def test_classes_of_several_labels_are_a_set_as_sure_as_the_label_nearest_to_one_half(spark: Any) -> None:
     rows = [
         ("a", {"a": 0.9, "b": 0.1}, 0.9, None),

@@ -34,6 +34,7 @@ _SAID = {
     "small pass": "1 of 3, the small model",
     "pilot": "first, the large model",
     "labels": "2 of 3, the large model",
+    "asked again": "again, the large model",
     "filling": "3 of 3.",
 }
 """How the job begins to say in which phase it is."""

@@ -14,7 +14,8 @@ from pipemax_spark.cascade.ledger import Ledger
 from pipemax_spark.cascade.ordered_rows import KEEP_NONE, LabelledRow
 from pipemax_spark.cascade.promise import Promise
 from pipemax_spark.job.cascade_answers import ComparedAnswer
-from pipemax_spark.job.cascade_facts import Finding, Labelled, certified_facts, passed_facts, repeats
+from pipemax_spark.job.cascade_facts import AskedAgain, Finding, Labelled, certified_facts, passed_facts
+from pipemax_spark.job.cascade_repeats import rows_to_ask
 from pipemax_spark.report.cascade_part import cascade_part
 from pipemax_spark.report.cascade_texts import cascade_facts, cascade_metrics, with_costs
 from tests.unit.cascade.draws import make_draw
@@ -34,7 +35,6 @@ RUN: dict[str, Any] = {
     "rows_sampled": 200,
     "small_model": "little",
     "large_model": "big",
-    "repeats": repeats([GenerationSpec()]),
     "phases": {
         "small": {"rows": 1_000, "seconds": 360.0, "tokens": 5_000, "cost": 1.0},
         "labels": {"rows": 200, "seconds": 720.0, "tokens": 1_000, "cost": 4.0},
@@ -71,7 +71,18 @@ def test_costs_with_the_small_model_stand_next_to_those_of_the_large_one_by_its_
         "by model": "600 rows (60.0%) little, 400 (40.0%) big",
         "what it took": "0.50 h at work, 7,400 tokens, cost 11.00; the large model alone about 1.00 h at work, 6,000 "
         "tokens, cost 25.00, by the rate of its own rows",
-        "with itself": "the large model repeats its answers by its settings (temperature 0), so no row is asked twice",
+        "large model with itself": "not known: the run has too few rows to ask for some again",
+    }
+
+
+def test_costs_with_the_small_model_have_the_rows_that_were_asked_again() -> None:
+    facts = facts_of("annotation")
+    before = with_costs(facts, FINAL, is_complete=True)["costs"]
+    again = {"rows": 10, "seconds": 36.0, "tokens": 50, "cost": 0.5}
+    facts["phases"] = facts["phases"] | {"again_labels": again}
+    assert with_costs(facts, FINAL, is_complete=True)["costs"] == {
+        "both": {"seconds": 1_836, "tokens": 7_450, "cost": 11.5},
+        "large_alone": before["large_alone"],
     }
 
 
@@ -215,8 +226,23 @@ def test_a_useless_small_model_keeps_nothing_and_the_ledger_still_counts_what_di
     assert after.ledger.differing_rows == after.cut.differing_above + 1
 
 
-def test_how_the_large_model_repeats_its_answers_is_said() -> None:
-    assert "(temperature 0)" in repeats([GenerationSpec()])
-    assert "(temperature 0 and a seed)" in repeats(
-        [GenerationSpec(), GenerationSpec(temperature=1.0, seed=1)]
+@pytest.mark.parametrize(
+    ("rows", "asked"), [(20, 0), (1_999, 0), (2_000, 20), (29_999, 299), (30_000, 300), (10**9, 300)]
+)
+def test_at_most_a_hundredth_of_the_rows_and_300_are_asked_again(rows: int, asked: int) -> None:
+    assert rows_to_ask(rows, sampled_rows=rows // 3) == asked
+    assert rows_to_ask(rows, sampled_rows=15) == 0
+
+
+def test_how_often_the_large_model_has_repeated_its_answer_is_in_the_page_and_the_metrics() -> None:
+    one, other = (
+        replace(finding, asked_again=AskedAgain(rows=300, same=same))
+        for finding, same in zip(findings("topic", "tone"), (298, 300), strict=True)
     )
+    facts = RUN | certified_facts([one, other], 600, confidence=0.95, shows_answers=False)
+    told = "topic: asked again, 298 of 300 rows had the same answer: 99.3% (95 %: 97.6% to 99.8%)"
+    assert ("large model with itself", told) in cascade_facts(facts)
+    assert told in unescape(cascade_part(facts))
+    metrics = cascade_metrics(facts)
+    assert (metrics["cascade_asked_again_rows_topic"], metrics["cascade_asked_again_same_tone"]) == (300, 300)
+    assert "cascade_asked_again_rows" not in cascade_metrics(facts_of("annotation"))
