@@ -13,7 +13,7 @@ from pipemax_spark.job.run_pilot import Cost
 from tests.spark.conftest import Jobs
 from tests.spark.test_cascade import SEED, facts_of, large_answers, run_cascade, texts, with_cascade
 
-_LOADED = re.compile(r"loading model (\S+)")
+_LOADED = re.compile(r"loading model (\S+) \(config")
 
 
 @pytest.fixture
