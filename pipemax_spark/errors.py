@@ -157,6 +157,23 @@ class NewSpec(StrEnum):
         return read_choice(cls, "new-spec", value, meanings)
 
 
+class OnDelete(StrEnum):
+    """What becomes of an output's row when the input has deleted its row."""
+
+    KEEP = "keep"
+    """It stays."""
+    MARK = "mark"
+    """It stays, and the time is written next to it."""
+    REMOVE = "remove"
+    """It leaves the output."""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read the value from text. Raise ``JobError`` if the text is none of them."""
+        meanings = "'keep' (the output's rows stay), 'mark' (they stay, and get the time) or 'remove'"
+        return read_choice(cls, "on-delete", text, meanings)
+
+
 class IfRunning(StrEnum):
     """What a run does while another run is writing to its output."""
 

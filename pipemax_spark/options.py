@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import GenerationSpec
-from pipemax_spark.errors import IfRunning, JobError, NewSpec, OnError, RowCountError
+from pipemax_spark.errors import IfRunning, JobError, NewSpec, OnDelete, OnError, RowCountError
 from pipemax_spark.executor.questions import Question
 from pipemax_spark.request.columns import RequestColumns
 from pipemax_spark.request.error_limits import ErrorLimits
@@ -114,9 +114,11 @@ class JobOptions:
     """Fail if the input has no rows, or with ``incremental`` if none were appended."""
     if_running: IfRunning = IfRunning.FAIL
     incremental: bool = False
-    """Annotate only rows appended to a Delta input since the last run, by Structured Streaming."""
+    """Annotate only rows that a table got since the last run, or of which it changed the request."""
+    on_delete: OnDelete = OnDelete.KEEP
+    """What becomes of the output's rows whose rows an incremental run finds deleted in the input."""
     checkpoint: str | None = None
-    """Directory for the positions of incremental runs; default: in the work directory."""
+    """Directory in which earlier versions kept the positions of incremental runs; default: in the work directory."""
     skip_changes: bool = False
     """Skip rows that commits to the input updated or deleted; rows that the same commits inserted are annotated."""
     rescan: bool = False
@@ -180,6 +182,7 @@ class JobOptions:
                 "checkpoint": self.checkpoint,
                 "skip-changes": self.skip_changes,
                 "rescan": self.rescan,
+                "on-delete": self.on_delete is not OnDelete.KEEP,
             }
             for name, value in details.items():
                 if value:
@@ -196,6 +199,13 @@ class JobOptions:
                     f"--{name} cannot be combined with --incremental, which reads each appended row once; run the job "
                     "once without --incremental: each kind of run knows what the other has done"
                 )
+        if self.on_delete is OnDelete.KEEP:
+            return
+        if not self.id_columns or self.skip_changes:
+            raise JobError(
+                f"--on-delete {self.on_delete} needs --id-columns, by which the deleted rows are known, and no "
+                "--skip-changes"
+            )
 
     def _check_canary(self) -> None:
         if self.canary is None:
@@ -279,6 +289,7 @@ class JobOptions:
             "--retry-errors": self.retry_errors,
             "--redo-changed": self.redo_changed,
             "--new-spec replace": self.new_spec is NewSpec.REPLACE,
+            f"--on-delete {self.on_delete}": self.on_delete is not OnDelete.KEEP,
         }
         return next((name for name, is_given in options.items() if is_given), None)
 

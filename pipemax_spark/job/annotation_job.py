@@ -5,18 +5,18 @@ the next run finds what is left from the output table only.
 """
 
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CanaryError, IfRunning, LimitReachedError, OtherRunError, TooManyErrorsError
+from pipemax_spark.job.batches import batches_of, check_appended, chosen_rows, counted_rows
 from pipemax_spark.job.canary import do_rows
 from pipemax_spark.job.checks import check_job
+from pipemax_spark.job.deleted import with_mark
 from pipemax_spark.job.dry_run import dry_run
 from pipemax_spark.job.early_start import EarlyStart
-from pipemax_spark.job.fit import check_values_kept
 from pipemax_spark.job.job import Job, JobCall, new_run_id
 from pipemax_spark.job.limits import RunLimits
 from pipemax_spark.job.preparing import Prepared, Preparing
@@ -37,17 +37,15 @@ from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.request.prompts import find_field
 from pipemax_spark.rows.annotated import holds_annotations, output_schema
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.rows.id_columns import check_ids
-from pipemax_spark.rows.incremental import Batch, MicroBatches, reading
+from pipemax_spark.rows.incremental import Batch, reading
 from pipemax_spark.rows.prompt_order import Finding
-from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.workdir import WorkDirectory, usable_work_base
 from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
 from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers
 from pipemax_spark.storage.output_table import OutputTable, open_table
-from pipemax_spark.storage.spec_properties import spec_property, spec_since, spec_texts
+from pipemax_spark.storage.spec_properties import spec_property, spec_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +74,7 @@ class AnnotationJob:
         table = table or open_table(spark, output)
         self._call = JobCall(spark=spark, options=options, terminal=terminal, table=table, run_id=self.run_id)
         self._findings: list[Finding] | None = None
+        self._seen_version: int | None = None
         self._end = EndRecord(self._call)
 
     def run(self) -> Summary | None:
@@ -110,6 +109,9 @@ class AnnotationJob:
 
     def _run(self) -> Summary:
         call, options = self._call, self._call.options
+        if options.incremental or options.redo_changed:
+            # Before the input is read: see ``Preparing``.
+            self._seen_version = call.table.version() if call.table.exists() else -1
         checked = self._checked()
         if not options.incremental:
             self._end.counts.rows_in = checked.rows_in
@@ -165,7 +167,7 @@ class AnnotationJob:
             counts.rows_in = counts.skipped + counts.left_out
         with ExitStack() as stack, batches_of(job) as batches:
             engines = stack.enter_context(EarlyStart(job.spark, job.checked.plan.options))
-            preparing = Preparing(job, engines, is_empty=is_empty)
+            preparing = Preparing(job, engines, is_empty=is_empty, seen_version=self._seen_version)
             for number, batch in enumerate(map(partial(chosen_rows, job), batches)):
                 with reading(job.checked.source.name, batch):
                     rows = counted_rows(job, batch)
@@ -194,7 +196,7 @@ class AnnotationJob:
         counts.skipped += held
         with job.terminal.doing("looking for the rows that are left"):
             prepared = preparing.prepare(batch, rows, held=held)
-        counts.reused = preparing.reused
+        counts.reused, counts.deleted = preparing.reused, preparing.deleted
         if prepared is None:
             counts.skipped += rows
             return None
@@ -213,7 +215,7 @@ def made_output(call: JobCall, checked: Checked) -> bool:
     All changes of its schema happen here: during a running chunk they would make the chunk retry its commit.
     """
     table = call.table
-    schema = output_schema(checked.schema, call.options)
+    schema = with_mark(output_schema(checked.schema, call.options), call.options.on_delete)
     is_new = not table.exists()
     is_empty = is_new or not holds_annotations(table.read().schema)
     if is_new:
@@ -251,65 +253,3 @@ def _write_batch_output(job: Job, path: str, *, rows_left: int) -> None:
     num_good, num_bad = write_answers(rows, path, model=job.checked.reply.model)
     errors = f", {num_bad:,} errors in {errors_path(path)}" if num_bad else ""
     job.terminal.say("Answers", f"{num_good:,} in {path}{errors}")
-
-
-def batches_of(job: Job) -> AbstractContextManager[Iterable[Batch]]:
-    """Return the batches in which the job's rows come, as a context whose exit ends the stream, if there is one."""
-    if not job.options.incremental:
-        whole = None if job.options.certified is None else job.options.certified.whole
-        return nullcontext([Batch(rows=job.checked.source.rows, whole=whole)])
-    since = spec_since(job.table.properties(), job.checked.spec.hash)
-    return MicroBatches(
-        job.spark, job.options, job.checked, job.work, spec_since=since, say=job.terminal.warn
-    )
-
-
-def chosen_rows(job: Job, batch: Batch) -> Batch:
-    """Return the batch with only the rows that count.
-
-    ``--where`` selects them, both of an appended batch and of the whole input. Where all rows of the input are
-    compared, they are those that the output lacks: an id may be in the input twice.
-    """
-    if job.options.incremental:
-        where = job.options.where
-        whole = None if batch.whole is None else rows_where(batch.whole, where)
-        batch = replace(batch, rows=rows_where(batch.rows, where), whole=whole)
-    if batch.compares_all:
-        done, rows = job.remaining.done_if_any(), batch.rows
-        # Without ids, these rows are a part of the input from then on: it says how many equal ones there are.
-        whole = None if job.checked.id_columns else rows
-        batch = replace(batch, rows=job.remaining.left(batch, done), whole=whole)
-    return batch
-
-
-def counted_rows(job: Job, batch: Batch) -> int:
-    """Check and count the batch's rows, unless they were checked with the job."""
-    checked, terminal = job.checked, job.terminal
-    if batch.stream is None and not batch.compares_all:
-        return checked.rows_in
-    if checked.id_columns:
-        # A stream reads rows as they were appended, whatever became of them later.
-        then = "" if batch.stream is None else ", if the input still has any, and give --rescan once"
-        check_ids(batch.rows, checked.id_columns, shows_values=not job.options.no_sample, then=then)
-    check_values_kept(job, batch.rows, checked.schema, checked.id_columns)
-    rows: int = batch.rows.count()
-    if batch.stream is None and not batch.counts_all:
-        return rows
-    if rows:
-        check_appended(job, rows)
-    condition = "" if job.options.where is None else f" where {job.options.where}"
-    if batch.stream is None:
-        terminal.say(
-            "Compared",
-            f"all {checked.rows_in:,} rows{condition} of the input: {rows:,} are not in the output yet",
-        )
-    else:
-        terminal.say(
-            "Stream", f"batch {batch.stream.batch_id}: {rows:,} rows{condition} were appended to the input"
-        )
-    return rows
-
-
-def check_appended(job: Job, rows: int) -> None:
-    """Raise ``RowCountError`` if the job does not allow so many rows to have been appended."""
-    job.options.check_row_count(rows, source=f"what was appended to input {job.options.input!r}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipemax.wire import OVERRIDES_TYPE, SETTINGS, GenerationSpec
 from pipemax_spark.engines.config import engine_config
-from pipemax_spark.errors import IfRunning, JobError, NewSpec, OnError
+from pipemax_spark.errors import IfRunning, JobError, NewSpec, OnDelete, OnError
 from pipemax_spark.job.limits import read_done_by
 from pipemax_spark.job.option_values import (
     read_ask,
@@ -139,7 +139,17 @@ OPTIONS: dict[str, Option] = {
     ),
     "incremental": Option(
         _INPUT,
-        "Annotate only rows that were appended to the input (a Delta table) since the last incremental run.",
+        "Annotate only rows that were appended to the input (a Delta table) since the last incremental run or, with "
+        "--id-columns and a change data feed, were also changed.",
+    ),
+    "on_delete": Option(
+        _INPUT,
+        "With --incremental and a change data feed: what becomes of the output's rows whose rows were deleted in the "
+        "input: keep, mark (with the time in annotation_deleted_at) or remove. For an output that no other input "
+        "fills.",
+        cli_type=str,
+        show=str,
+        read=OnDelete.of,
     ),
     "skip_changes": Option(
         _INPUT,
@@ -323,7 +333,8 @@ OPTIONS: dict[str, Option] = {
     ),
     "checkpoint": Option(
         _RUN,
-        "Directory in which --incremental keeps how far it has read; default: inside the work directory.",
+        "Directory in which earlier versions kept how far --incremental has read; it is read until the output itself "
+        "says so. Default: inside the work directory.",
     ),
     "mlflow_experiment": Option(
         _RUN,

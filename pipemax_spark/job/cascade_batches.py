@@ -14,7 +14,7 @@ from pipemax_spark.cascade.ledger import Ledger
 from pipemax_spark.cascade.promise import Promise
 from pipemax_spark.cascade.records import ordinal
 from pipemax_spark.errors import JobFailedError
-from pipemax_spark.job.annotation_job import batches_of, check_appended, chosen_rows, counted_rows
+from pipemax_spark.job.batches import batches_of, check_appended, chosen_rows, counted_rows
 from pipemax_spark.job.cascade_decisions import CERTIFICATE, DRAW
 from pipemax_spark.job.cascade_rows import manifest_digest
 from pipemax_spark.job.job import Job, JobCall

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pipemax_spark.errors import EndedBy, LimitReachedError, OnError
+from pipemax_spark.errors import EndedBy, LimitReachedError, OnDelete, OnError
 from pipemax_spark.job.annotation_job import AnnotationJob
 from pipemax_spark.job.cascade_facts import phase_facts
 from pipemax_spark.job.record import EndRecord
@@ -173,5 +173,6 @@ def reading(path: str) -> dict[str, Any]:
         "checkpoint": None,
         "skip_changes": False,
         "rescan": False,
+        "on_delete": OnDelete.KEEP,
         "cascade_reset": False,
     }

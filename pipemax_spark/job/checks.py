@@ -10,6 +10,7 @@ from pipemax_spark.engines.config import engine_options, with_engine_settings
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.task import TaskPlan
+from pipemax_spark.job.batches import check_follows
 from pipemax_spark.job.fit import check_columns_fit, check_types_kept, check_values_kept
 from pipemax_spark.job.job import EngineCall, JobCall
 from pipemax_spark.job.replacing import replaces_specs
@@ -49,11 +50,12 @@ def check_job(call: JobCall) -> Checked:
     source = input_of(call)
     if options.incremental and not source.tells_appends:
         raise JobError(
-            f"--incremental reads what was appended to a Delta table, but the input is {source.description}; leave it "
-            "out: a run without it also annotates only the rows that are left"
+            f"--incremental reads what was appended to a Delta or Iceberg table, but it is {source.description}; "
+            "leave it out: a run without it also annotates only the rows that are left"
         )
     source, rows_in = _with_checked_rows(call, source)
     schema, id_columns = _check_columns(source, options)
+    check_follows(call, source, schema)
     check_steady(
         source.rows,
         name=source.name,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import JobFailedError
+from pipemax_spark.errors import JobFailedError, TakenOverError
+from pipemax_spark.job.deleted import DeletedRows
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.fit import check_rows_fit
 from pipemax_spark.job.job import Job
@@ -39,7 +40,7 @@ from pipemax_spark.rows.order_by import first_rows, order_of
 from pipemax_spark.rows.slicing import Slices, Slicing
 from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.rows.written_rows import WrittenRows
-from pipemax_spark.storage.fence import Claim
+from pipemax_spark.storage.fence import Claim, committed_since
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,9 +87,16 @@ class _Left:
 class Preparing:
     """Prepares the batches of one run, one after the other."""
 
-    def __init__(self, job: Job, engines: EarlyStart, *, is_empty: bool) -> None:
-        """Prepare for the job's output, which holds no annotated rows if ``is_empty``."""
+    def __init__(
+        self, job: Job, engines: EarlyStart, *, is_empty: bool, seen_version: int | None = None
+    ) -> None:
+        """Prepare for the job's output, which holds no annotated rows if ``is_empty``.
+
+        ``seen_version`` is the output's version before the input was read, where rows that changed in the input replace
+        others: another run that committed since may have read a later state of the input, and its rows must stay.
+        """
         self._job = job
+        self._seen_version = seen_version
         self._engines = engines
         self._is_empty = is_empty
         self._claim: Claim | None = None
@@ -101,6 +109,8 @@ class Preparing:
         self._reuse = Reuse.of(job, job.checked)
         self.reused = Reused()
         """What was taken over from the table of ``--reuse``."""
+        self.deleted = 0
+        """Rows of the output that were marked or removed, because the input has deleted theirs."""
         self.recovered_runs: list[str] = []
         """The dead runs of which rows were committed."""
         self.next_chunk = 0
@@ -114,27 +124,30 @@ class Preparing:
         ``JobError`` if the output does not take these rows.
         """
         self._number += 1
-        batch = replace(batch, is_small=batch.stream is not None and rows <= _SMALL_BATCH_ROWS)
+        batch = replace(batch, is_small=batch.part is not None and rows <= _SMALL_BATCH_ROWS)
+        if not self._is_empty:
+            claimed = partial(self._claimed, batch)
+            self.deleted += DeletedRows(self._job, claimed, self._next_number).settle(batch)
         resuming = resuming_of(self._job)
         was_claimed = self._claim is not None
         left = _Left(expected=rows) if resuming is not None else self._find_left(batch, rows)
         if left is None:
             if self._old is None and has_superseded(self._job):
-                self._outcomes(self._claimed())
+                self._outcomes(self._claimed(batch), batch, None)
             return None
         # From here on no earlier run can commit, so the rows that are left no longer change.
-        claim = self._claimed()
+        claim = self._claimed(batch)
         is_known = left.version is not None and (was_claimed or claim.directly_follows(left.version))
-        outcomes = self._outcomes(claim)
+        if not is_known and resuming is None:
+            left = self._searched(batch, rows, left.expected)
+        outcomes = self._outcomes(claim, batch, left.rows)
         slices = None
         if resuming is not None:
             commit_spool = partial(self._commit_spool, claim, outcomes)
             slices = resuming.slices_left(self._number, self._slicing, self._engines, commit_spool)
         if slices is None:
-            if not is_known:
-                known = rows if self._is_empty and batch.stream is None else None
-                searched = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
-                left = _Left(expected=left.expected, rows=searched, known=known)
+            if left.rows is None:
+                left = self._searched(batch, rows, left.expected)
             left = self._take_over(self._recover(left, claim, outcomes), claim, outcomes)
             if left.known is not None and left.known > 0:
                 self._engines.begin()
@@ -148,7 +161,8 @@ class Preparing:
             f"{self._job.table.name}: {held + rows - num_left:,} rows done earlier, {sliced.rows:,} to do",
         )
         if not self._is_empty:
-            say_replaced(self._job, self._remaining, sliced.read_all())
+            changed = batch.finds_changed
+            say_replaced(self._job, self._remaining, sliced.read_all(), finds_changed=changed)
         self._is_empty = False
         return Prepared(
             rows=sliced,
@@ -156,10 +170,16 @@ class Preparing:
             claim=claim,
             outcomes=outcomes,
             first_chunk=self.next_chunk,
-            origin="" if batch.stream is None else f" of {batch.stream}",
+            origin="" if batch.part is None else f" of {batch.part}",
             reusable=self._remaining.recorded(sliced, epoch=claim.epoch, earlier_runs=slices.earlier_runs),
             parts=self._parts(slices),
         )
+
+    def _searched(self, batch: Batch, rows: int, expected: int) -> _Left:
+        """Return the rows that are left of a batch of ``rows`` rows, once the output is claimed."""
+        known = rows if self._is_empty and batch.part is None else None
+        searched = self._remaining.left(batch, None if self._is_empty else self._remaining.done())
+        return _Left(expected=expected, rows=searched, known=known)
 
     def _find_left(self, batch: Batch, rows: int) -> _Left | None:
         """Find the rows that are left; return None if there are none.
@@ -204,22 +224,39 @@ class Preparing:
     def _written(self, kind: str, rows: "DataFrame") -> "DataFrame":
         return written(self._job.spark, rows, self._job.work.rows_path(self._number, kind))
 
-    def _claimed(self) -> Claim:
+    def _claimed(self, batch: Batch) -> Claim:
         if self._claim is None:
             options = self._job.options
             schema = output_schema(self._job.checked.schema, options)
             self._claim = Claim.take(self._job.table, self._job.run_id, schema=schema)
+            if batch.finds_changed or options.redo_changed:
+                self._check_not_overtaken()
             # Between this run's creation of the table and its claim, another run may have filled the table.
             self._is_empty = self._is_empty and self._remaining.holds_nothing()
         return self._claim
 
-    def _outcomes(self, claim: Claim) -> Outcomes:
+    def _check_not_overtaken(self) -> None:
+        """Raise ``JobFailedError`` if another run has committed since the input was read."""
+        assert self._seen_version is not None, "changed rows replace others"
+        table, run_id = self._job.table, self._job.run_id
+        if (other := committed_since(table, self._seen_version, besides=run_id)) is not None:
+            raise TakenOverError(
+                f"run {other} has committed to {table.name} since this run has read what changed in the input, and "
+                "may have read a later state of it; run the same command again"
+            )
+
+    def _next_number(self) -> int:
+        self.next_chunk += 1
+        return self.next_chunk - 1
+
+    def _outcomes(self, claim: Claim, batch: Batch, left: "DataFrame | None") -> Outcomes:
+        """Return how the outcomes of the rows that are ``left`` of a batch are committed."""
         job = self._job
         if not self._is_empty and self._old is None:
-            self._old = old_rows(job)
+            changed = batch.finds_changed and left is not None and self._remaining.num_changed(left) > 0
+            self._old = old_rows(job, changed=changed)
             if self._old.other_specs:
-                begin_replacing(job, claim, self._old, number=self.next_chunk)
-                self.next_chunk += 1
+                begin_replacing(job, claim, self._old, number=self._next_number())
             if self._old.errors:
                 job.terminal.say(
                     "Retry",

@@ -52,6 +52,8 @@ class RowCounts:
     """To be done by this run, committed or not; None as long as nothing was looked for."""
     done: int = 0
     """Committed by this run, and found in the table's history."""
+    deleted: int = 0
+    """Rows of the output that were marked or removed, because the input has deleted theirs."""
     reused: Reused = Reused()  # noqa: RUF009  it is frozen
     """What was taken over from the table of ``--reuse``; these rows are among ``skipped``."""
     recovered_runs: Sequence[str] = ()
@@ -293,6 +295,7 @@ def nothing_to_do(job: Job, counts: RowCounts) -> tuple[Summary, str | None]:
         ended_by=_ended_by(counts, has_failed=reason is not None),
         rows_in=counts.rows_in,
         rows_skipped=counts.skipped,
+        rows_deleted=counts.deleted,
         rows_from_table=counts.reused.rows,
         tokens_from_table=counts.reused.tokens,
         output=job.table.name,
@@ -358,6 +361,7 @@ def _summary(
         rows_error=totals.rows_error,
         rows_skipped=counts.skipped,
         rows_left_out=counts.left_out,
+        rows_deleted=counts.deleted,
         rows_reused=min(collector.totals().rows_reused, counts.done * max(1, len(job.options.ask))),
         rows_from_table=counts.reused.rows,
         tokens_from_table=counts.reused.tokens,

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def old_rows(job: Job) -> OldRows:
-    """Return which rows of the output this run's rows replace. Call it once the output is claimed."""
+def old_rows(job: Job, *, changed: bool = False) -> OldRows:
+    """Return which rows of the output this run's rows replace, among them those of ``changed`` rows.
+
+    Call it once the output is claimed.
+    """
     return OldRows(
         spec_hash=job.checked.spec.hash,
         errors=job.options.retry_errors,
-        good=job.options.redo_changed,
+        good=job.options.redo_changed or changed,
         other_specs=replaces_specs(job.table, job.options.new_spec, job.checked.spec.hash),
     )
 
@@ -73,9 +76,11 @@ def num_error_rows(job: Job) -> int:
     return rows
 
 
-def say_replaced(call: JobCall, remaining: Remaining, rows: "DataFrame") -> None:
-    """Print how many rows of the output the rows that are left may replace, by ``--redo-changed`` or a new spec."""
-    if call.options.redo_changed:
+def say_replaced(
+    call: JobCall, remaining: Remaining, rows: "DataFrame", *, finds_changed: bool = False
+) -> None:
+    """Print how many rows of the output the rows that are left may replace, as changed ones or by a new spec."""
+    if call.options.redo_changed or finds_changed:
         num_rows = remaining.num_changed(rows)
         call.terminal.say(
             "Redo",

@@ -39,6 +39,7 @@ UNUSED = frozenset(
     {
         *("output", "batch_output", "select", "id_columns", "summary", "work_dir", "checkpoint", "compact"),
         *("limit", "expect_rows", "fail_if_empty", "incremental", "skip_changes", "rescan", "if_running"),
+        "on_delete",
         *("on_error", "max_error_rate", "retry_errors", "redo_changed", "new_spec", "commit_every"),
         *("group_by_prefix", "order_by", "compute_each", "reuse", "mlflow_experiment", "price_per_hour"),
         *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),

@@ -55,6 +55,8 @@ class Summary:
     """Rows that earlier runs have completed."""
     rows_left_out: int = 0
     """Rows that ``--limit`` leaves for a later run."""
+    rows_deleted: int = 0
+    """Rows of the output that ``--on-delete`` has marked or removed, because the input has deleted theirs."""
     rows_from_table: int = 0
     """Rows that took the answer of a row in the table of ``--reuse``; they are among ``rows_skipped``."""
     tokens_from_table: int = 0
@@ -220,6 +222,11 @@ def _not_computed(summary: Summary) -> str:
     return "; ".join(parts)
 
 
+def _deleted(summary: Summary) -> list[tuple[str, str]]:
+    rows = summary.rows_deleted
+    return [("Deleted", f"{counted(rows, 'row')} of the output, which the input has no more")] if rows else []
+
+
 def facts_of(summary: Summary, findings: Findings, prices: Prices) -> list[tuple[str, str]]:
     """Return the facts of the report in order: name and text. A name with leading blanks belongs to the one above."""
     took = f" in {summary.seconds:,.1f} s" if summary.rows_out else ""
@@ -235,7 +242,7 @@ def facts_of(summary: Summary, findings: Findings, prices: Prices) -> list[tuple
     ]
     if not_computed := _not_computed(summary):
         facts.append(("  not computed", not_computed))
-    facts += [*_still_to_do(summary), *_canary(findings)]
+    facts += [*_deleted(summary), *_still_to_do(summary), *_canary(findings)]
     if summary.cascade is not None:
         facts.append(("Cascade", str(summary.cascade["sentence"])))
         facts += [(f"  {name}", text) for name, text in cascade_facts(summary.cascade)]

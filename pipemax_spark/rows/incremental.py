@@ -3,14 +3,10 @@
 Each run has a stream of its own, from the version up to which the last run had read (``position``); the first run, and
 one that is told to, compares all rows of the table with the output instead. The stream runs on a thread of the JVM;
 this module iterates over its micro-batches, so that a job treats a batch like any other rows. The position advances
-once the batch after the last one is requested; after a failure the same rows come again. This module knows nothing of
-annotations or commits: the output table ensures that rows which come again add nothing twice (``left``).
-
-With ``skipChangeCommits``, Delta skips a commit as a whole if it removed any row: a ``MERGE`` that updates one row and
-inserts two as well as an ``UPDATE``. The table's history says how many rows of each kind a commit had, but not which.
+once the batch after the last one is requested; after a failure the same rows come again, and the output's rows ensure
+that these add nothing twice (``left``). Inputs whose changes can be read are followed without a stream (``following``).
 """
 
-import hashlib
 import queue
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +17,9 @@ from typing import TYPE_CHECKING, Self
 from pipemax_spark.errors import JobError, cause_of
 from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.rows.position import RESCAN, Position, PositionFile, cannot_follow, check_position
+from pipemax_spark.rows.position import RESCAN, Position, Positions, cannot_follow, check_position
+from pipemax_spark.rows.skipped_commits import skipped_commits
 from pipemax_spark.rows.workdir import WorkDirectory
-from pipemax_spark.storage.hadoop import HadoopFiles
 from pipemax_spark.storage.tables import DeltaTable
 
 if TYPE_CHECKING:
@@ -38,16 +34,15 @@ _BEGINNINGS = ("startingversion", "startingtimestamp")
 _CHOOSING = (*_BEGINNINGS, "excluderegex")
 """Delta's options that leave a part of the table out of a stream, in lower case."""
 _LOSING = {"failondataloss": "false", "ignoremissingfiles": "true", "ignorecorruptfiles": "true"}
-_DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
+DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
+"""Finds the name of Delta's error in its message."""
 _CHANGES = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
-_INSERTS_NOTHING = frozenset({"DELETE", "TRUNCATE", "UPDATE"})
-_KEEPS_ROWS = ("OPTIMIZE", "REORG", "VACUUM")
 _GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "DELTA_FILE_NOT_FOUND")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBatch:
-    """The name of a micro-batch."""
+    """The name of a micro-batch, whose rows were appended."""
 
     query_id: str
     """Different in each run."""
@@ -58,19 +53,47 @@ class StreamBatch:
     def __str__(self) -> str:
         return f"batch {self.batch_id} of stream {self.query_id}"
 
+    @property
+    def title(self) -> str:
+        """What it is in the job's output."""
+        return f"batch {self.batch_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRange:
+    """The name of the rows that were added or changed between two versions of a table."""
+
+    since: int
+    until: int
+
+    def __str__(self) -> str:
+        return f"versions {self.since} to {self.until} of the input"
+
+    @property
+    def title(self) -> str:
+        """See ``StreamBatch``."""
+        return f"versions {self.since} to {self.until}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows that are processed together: the whole input, or a micro-batch of it."""
+    """Rows that are processed together: the whole input, or a part of it."""
 
     rows: "DataFrame"
-    stream: StreamBatch | None = None
+    part: StreamBatch | VersionRange | None = None
+    """Names the part; None for the whole input."""
     whole: "DataFrame | None" = None
     """Where the rows are a part of the input: the whole input at the batch's time or later."""
     compares_all: bool = False
     """All rows of the input, of which those that the output lacks are to be annotated; ids may be there twice."""
     counts_all: bool = False
     """With ``compares_all``: rows that the output holds count as rows of the input, too."""
+    finds_changed: bool = False
+    """A row whose ids are in the output is left, too, if it makes another request there, and replaces that row."""
+    kept_ids: "DataFrame | None" = None
+    """The ids of the batch's rows, or of the whole input, before ``--where``; None if nobody asks."""
+    gone_ids: "DataFrame | None" = None
+    """The ids of rows that the input had and has no more; None if nobody asks."""
     is_small: bool = False
     """Few enough rows to be sent to every task."""
 
@@ -88,21 +111,20 @@ class MicroBatches:
         options: JobOptions,
         checked: Checked,
         work: WorkDirectory,
+        positions: Positions,
         *,
-        spec_since: str | None = None,
+        remedy: str = "",
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Choose the position's file by the table, the spec and ``--where``.
+        """Read on from the position. ``say`` is told which commits are skipped.
 
-        So another model, prompt or ``--where`` starts at the table's beginning. ``say`` is told which commits are
-        skipped, and ``spec_since`` is the run that brought the spec into the output.
+        ``remedy`` says what would have changes followed, for the error of an input of which rows were changed.
         """
         self._spark = spark
         self._source = checked.source
         self._table = DeltaTable(spark, checked.source.name)
-        positions = (options.checkpoint or work.checkpoints_path).rstrip("/")
-        path = f"{positions}/{self._table.table_id()}-{_purpose(checked.spec.hash, options.where)}.json"
-        self._kept = PositionFile(HadoopFiles(spark), path, spec_since=spec_since, warn=say)
+        self._positions = positions
+        self._remedy = remedy
         self._stream_directory = f"{work.path}/stream"
         self._options = {"maxFilesPerTrigger": _ALL_FILES, **options.input_option}
         self._skips_changes = options.skip_changes
@@ -121,7 +143,7 @@ class MicroBatches:
         self._has_open_batch = False
 
     def __enter__(self) -> Self:
-        self._position = None if self._rescans else self._kept.read()
+        self._position = None if self._rescans else self._positions.read()
         if self._position is None and not self._chosen:
             assert self._source.version is not None, self._source
             self._end = self._source.version
@@ -150,7 +172,7 @@ class MicroBatches:
         if self._query is not None:
             yield from self._appended(self._query)
             yield from self._inserted_by_skipped()
-        self._kept.write(self._table, self._end)
+        self._positions.write(self._end, self._table.commit_mark(self._end))
 
     def _start(self) -> "StreamingQuery":
         options = dict(self._options)
@@ -199,7 +221,7 @@ class MicroBatches:
             rows.sparkSession.conf.set(_ADAPTIVE, self._spark.conf.get(_ADAPTIVE) or "true")
             since = None if self._position is None else self._position.version
             stream = StreamBatch(query_id=str(query.id), batch_id=int(batch_id), since=since)
-            return Batch(rows=rows, stream=stream, whole=self._table.read(options=self._read_options))
+            return Batch(rows=rows, part=stream, whole=self._table.read(options=self._read_options))
 
     def _offer(self, rows: "DataFrame", batch_id: int) -> None:
         """Hand the batch over and wait for its end. Called on the stream's thread."""
@@ -219,12 +241,12 @@ class MicroBatches:
             if any(code in text for code in _CHANGES):
                 raise JobError(
                     f"rows of input {name!r} were updated or deleted since the last run, but --incremental follows "
-                    f"only appends. Give --skip-changes to skip those commits. {RESCAN.replace('Give', 'Or give', 1)} "
-                    f"({_cause(text)})"
+                    f"only appends here. {self._remedy}Give --skip-changes to skip those commits. "
+                    f"{RESCAN.replace('Give', 'Or give', 1)} ({_cause(text)})"
                 ) from error
-            if self._position is not None and (_DELTA_CODE.search(text) or _is_gone(text)):
+            if self._position is not None and (DELTA_CODE.search(text) or is_gone(text)):
                 raise cannot_follow(name, self._position.version, _cause(text)) from error
-            if _DELTA_CODE.search(text):
+            if DELTA_CODE.search(text):
                 named = " and ".join(self._chosen)
                 raise JobError(
                     f"input {name!r} cannot be followed as input option {named} says: {_cause(text)}. Give another "
@@ -233,24 +255,19 @@ class MicroBatches:
             raise
 
 
-def _purpose(spec_hash: str, where: str | None) -> str:
-    """Return the purpose of an incremental run's position, as a part of a file's name."""
-    return spec_hash if where is None else f"{spec_hash}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
-
-
 @contextmanager
 def reading(name: str, batch: Batch) -> Iterator[None]:
     """While rows of the batch are read for the first time, say what it means that files of the input are gone."""
     try:
         yield
     except Exception as error:
-        stream = batch.stream
-        if isinstance(error, JobError) or stream is None or stream.since is None or not _is_gone(str(error)):
+        part = batch.part
+        if isinstance(error, JobError) or part is None or part.since is None or not is_gone(str(error)):
             raise
         why = (
             f"files that were appended since are gone, as after an OPTIMIZE and a VACUUM ({cause_of(error)})"
         )
-        raise cannot_follow(name, stream.since, why) from error
+        raise cannot_follow(name, part.since, why) from error
 
 
 def _checked_choices(options: Mapping[str, str], *, rescan: bool) -> list[str]:
@@ -270,69 +287,12 @@ def _checked_choices(options: Mapping[str, str], *, rescan: bool) -> list[str]:
     return chosen
 
 
-def _is_gone(text: str) -> bool:
+def is_gone(text: str) -> bool:
+    """Tell whether an error says that files of a table are gone."""
     return any(code in text for code in _GONE)
 
 
 def _cause(text: str) -> str:
     """Return Delta's own sentence, without Spark's words around it."""
     lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in lines if _DELTA_CODE.search(line)), lines[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedCommit:
-    """A commit that updated or deleted rows."""
-
-    version: int
-    operation: str
-    updated: int | None
-    deleted: int | None
-    """Numbers of rows; None if the history does not tell."""
-    may_insert: bool
-    """Whether it may have inserted rows, too."""
-
-    def __str__(self) -> str:
-        counts = {"updated": self.updated, "deleted": self.deleted}
-        parts = [f"{count:,} row{'s' * (count != 1)} {what}" for what, count in counts.items() if count]
-        return f"commit {self.version} ({self.operation}: {', '.join(parts) or 'rows replaced'})"
-
-
-def skipped_commits(spark: "SparkSession", table: DeltaTable, first: int, last: int) -> list[SkippedCommit]:
-    """Return the table's commits of these versions, both included, that a stream skips, the oldest first."""
-    history = spark.sql(f"DESCRIBE HISTORY {table.sql_name}")
-    history = history.where(f"version BETWEEN {first} AND {last}").orderBy("version")
-    columns = ("version", "operation", "operationParameters", "operationMetrics")
-    commits = (
-        _skipped(
-            row["version"], row["operation"], row["operationParameters"] or {}, row["operationMetrics"] or {}
-        )
-        for row in history.select(*columns).collect()
-    )
-    return [commit for commit in commits if commit is not None]
-
-
-def _skipped(
-    version: int, operation: str, parameters: Mapping[str, str], metrics: Mapping[str, str]
-) -> SkippedCommit | None:
-    def count(*names: str) -> int | None:
-        return next((int(metrics[name]) for name in names if name in metrics), None)
-
-    updated = count("numTargetRowsUpdated", "numUpdatedRows")
-    deleted = count("numTargetRowsDeleted", "numDeletedRows")
-    inserted = count("numTargetRowsInserted")
-    if operation.startswith(_KEEPS_ROWS):
-        return None
-    if operation == "MERGE":
-        removes, inserts = updated != 0 or deleted != 0, inserted != 0
-    elif operation in _INSERTS_NOTHING:
-        removes, inserts = updated != 0 or deleted != 0, False
-    else:  # an overwrite, a restore, a replaced table
-        is_overwrite = parameters.get("mode", "").lower() == "overwrite" and version > 0
-        replaces = is_overwrite or "REPLACE" in operation or operation in ("CLONE", "RESTORE")
-        removes = inserts = replaces or bool(count("numRemovedFiles") or deleted)
-    if not removes:
-        return None
-    return SkippedCommit(
-        version=int(version), operation=operation, updated=updated, deleted=deleted, may_insert=inserts
-    )
+    return next((line for line in lines if DELTA_CODE.search(line)), lines[0])

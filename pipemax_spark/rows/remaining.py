@@ -76,8 +76,11 @@ class Remaining:
         from pyspark.sql import functions as F  # noqa: N812
 
         rows, names = batch.rows, self.checked.id_columns
-        if done is None or not self.options.redo_changed:
+        if done is None or not (self.options.redo_changed or batch.finds_changed):
             return rows_left(rows, done, names, whole=batch.whole, are_few=batch.is_small)
+        if batch.part is not None:  # the requests of no other rows need be known
+            asked = rows.select(*map(quoted, names))
+            done = done.join(F.broadcast(asked) if batch.is_small else asked, list(names), "left_semi")
         # A row counts as done while the output's row of the same ids makes the same request.
         columns = self.options.request_columns
         keyed, done = columns.add_with_keys(rows), columns.add_with_keys(done)

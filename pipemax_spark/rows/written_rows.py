@@ -19,7 +19,13 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.chunks import SliceSpan
 from pipemax_spark.rows.workdir import LeftRun
-from pipemax_spark.storage.fence import is_before_chunks_of, is_claim, is_claim_by, note_prefix
+from pipemax_spark.storage.fence import (
+    is_before_chunks_of,
+    is_claim,
+    is_claim_by,
+    is_position,
+    note_prefix,
+)
 from pipemax_spark.storage.output_table import OutputTable
 
 if TYPE_CHECKING:
@@ -110,7 +116,7 @@ class DeadRun:
         chunks, slices = set[int](), set[int]()
         for commit in commits or ():
             is_ours = is_claim(commit.note) or is_before_chunks_of(self.run.run_id, commit.note)
-            if is_ours or commit.operation in _KEEPS_ROWS:
+            if is_ours or is_position(commit.note) or commit.operation in _KEEPS_ROWS:
                 continue
             match = _SLICES.fullmatch(commit.note.removeprefix(note_prefix(self.run.run_id)))
             if match is None:

@@ -40,6 +40,8 @@ _RECENT_COMMITS = 100
 _CLAIM_NOTE, _RUN_NOTE = "pipemax claim by run ", "pipemax run "
 CANARY_NOTE = " of the canary"
 """Ends the note of a commit of rows that are compared with earlier ones before the run goes on."""
+POSITION_NOTE = "pipemax position "
+"""Begins the note of a commit without rows that says how far nights have read their input (``rows.position``)."""
 _RUN_IN_NOTE = re.compile(r"(?:^pipemax|recovers) run (\S+)")
 
 
@@ -108,6 +110,10 @@ class Claim:
         """Return the transaction that removes rows of other specs; ``number`` is an unused chunk number."""
         return self._transaction(0, number + 1, _removal_note(self.run_id))
 
+    def deletion(self, number: int, *, what: str) -> Transaction:
+        """Return the transaction about rows that the input has deleted; ``number`` is an unused chunk number."""
+        return self._transaction(0, number + 1, f"{_RUN_NOTE}{self.run_id} {what}")
+
     def forgetting(self) -> Transaction:
         """Return the transaction that removes rows which are to be forgotten, the only one of its run."""
         return self._transaction(0, 1, f"{_RUN_NOTE}{self.run_id} forgets rows")
@@ -165,6 +171,11 @@ def is_claim(note: str) -> bool:
     return note.startswith(_CLAIM_NOTE)
 
 
+def is_position(note: str) -> bool:
+    """Tell whether the note is that of a night's position, whose commit has no rows."""
+    return note.startswith(POSITION_NOTE)
+
+
 def is_claim_by(run_id: str, note: str) -> bool:
     """Tell whether the note is that of a claim by this run."""
     return note.startswith(f"{_CLAIM_NOTE}{run_id}:")
@@ -182,6 +193,15 @@ def recovered_by(table: OutputTable, run_id: str) -> list[str]:
     """Return the dead runs whose completed rows this run has committed, as far as the table's last commits tell."""
     prefix = _recovery_prefix(run_id)
     return [note.removeprefix(prefix) for note in table.recent_notes(prefix, commits=_RECENT_COMMITS)]
+
+
+def committed_since(table: OutputTable, version: int, *, besides: str) -> str | None:
+    """Return a run other than ``besides`` that has committed rows after this version, or None."""
+    for note in table.notes(_RUN_NOTE, since_version=version):
+        run_id = note.removeprefix(_RUN_NOTE).partition(" ")[0]
+        if run_id != besides:
+            return run_id
+    return None
 
 
 def recent_runs(table: OutputTable) -> list[str]:

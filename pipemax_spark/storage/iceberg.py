@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, cause_of
+from pipemax_spark.errors import CommitRefusedError, JobError, JobFailedError, OnDelete, cause_of
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.conforming import conformed_rows
 from pipemax_spark.storage.hadoop import plain_path
@@ -103,11 +103,13 @@ class IcebergTable(CommitHistory):
                 f"{wap[0]} is set and output {self.name!r} has write.wap.enabled, but the job commits to the main "
                 "branch; unset one of them"
             )
-        if replaces and properties.get("write.delete.mode") == "merge-on-read":
-            raise JobError(
-                f"output {self.name!r} has write.delete.mode 'merge-on-read', but {replaces} needs to replace rows by "
-                "copy-on-write; set that property to 'copy-on-write'"
-            )
+        for mode in ("write.delete.mode", "write.update.mode") if replaces else ():
+            needed = mode == "write.delete.mode" or replaces == f"--on-delete {OnDelete.MARK}"
+            if needed and properties.get(mode) == "merge-on-read":
+                raise JobError(
+                    f"output {self.name!r} has {mode} 'merge-on-read', but {replaces} needs to replace rows by "
+                    "copy-on-write; set that property to 'copy-on-write'"
+                )
 
     def stored(self, schema: "StructType") -> "StructType":
         """Return the schema with the types in which Iceberg keeps its columns: it has no 8- and 16-bit integers."""
@@ -149,6 +151,10 @@ class IcebergTable(CommitHistory):
             return self.read(options=options), None
         others = {name: value for name, value in options.items() if name.lower() not in _PINS}
         return self.read(options={**others, "versionAsOf": str(snapshot_id)}), snapshot_id
+
+    def is_pinned(self, options: Mapping[str, str]) -> bool:
+        """Tell whether read options choose a snapshot."""
+        return any(name.lower() in _PINS for name in options)
 
     def version(self) -> int:
         return int(self._catalog.load().operations().current().lastSequenceNumber())
@@ -226,7 +232,9 @@ class IcebergTable(CommitHistory):
     def replace(
         self, session: "SparkSession", rows: "DataFrame | None", replaced: Replaced, transaction: Transaction
     ) -> None:
-        """Commit the rows, if any, and delete the ones that they replace, in one snapshot; refused as in ``append``.
+        """Commit the rows, if any, and delete or change the ones that they replace, in one snapshot.
+
+        Refused as in ``append``.
 
         Tried again if another writer changed the same files meanwhile.
         """
@@ -309,8 +317,10 @@ class IcebergTable(CommitHistory):
             session.catalog.refreshTable(self.sql_name)
             replaced.keys.createOrReplaceTempView(view)
             try:
+                name, assigned = f"{self._branch_name(branch)} AS t", replaced.assigned
+                change = f"DELETE FROM {name}" if assigned is None else f"UPDATE {name} SET {assigned}"
                 session.sql(
-                    f"DELETE FROM {self._branch_name(branch)} AS t WHERE {replaced.condition} "
+                    f"{change} WHERE {replaced.condition} "
                     f"AND EXISTS (SELECT 1 FROM {view} AS s WHERE s.{KEY} = {replaced.key})"
                 )
             finally:

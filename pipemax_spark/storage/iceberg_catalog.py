@@ -6,6 +6,7 @@ Iceberg's transactions must not share a table.
 
 import json
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.request.prompts import find_field
-from pipemax_spark.spark.sql import quoted
+from pipemax_spark.spark.sql import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from py4j.java_gateway import JavaObject
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 CATALOG_CLASSES = "org.apache.iceberg.spark."
 _SETTINGS = "spark.sql.catalog."
+_CHANGES = "pipemax_changes"
 _PART_OF_TABLE = re.compile("(branch|tag|snapshot_id|at_timestamp)_.+", re.IGNORECASE)
 """What Iceberg takes behind a table's name: ``db.t.branch_nightly``."""
 
@@ -123,6 +125,31 @@ class IcebergCatalog:
             if snapshot is None:
                 raise JobError(f"snapshot {parent} of {self.sql_name} has expired; run the job again")
         return None if snapshot is None else int(snapshot.snapshotId())
+
+    def operations_between(self, since: int, until: int) -> list[str] | None:
+        """Return what the snapshots after ``since`` did, up to ``until``; None if the one is not before the other."""
+        table, operations = self.load(), []
+        snapshot = table.snapshot(until)
+        while snapshot is not None and snapshot.snapshotId() != since:
+            operations.append(str(snapshot.operation()))
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        return None if snapshot is None else operations
+
+    def changelog(self, pins: Mapping[str, str], id_columns: Sequence[str]) -> "DataFrame":
+        """Return the rows before and after each change between two snapshots, without those that only moved."""
+        view, name = f"{_CHANGES}_{uuid.uuid4().hex[:12]}", self.sql_name
+        options = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in pins.items())
+        ids = ", ".join(literal(column) for column in id_columns)
+        self._spark.catalog.refreshTable(name)
+        self._spark.sql(
+            f"CALL {quoted(self._name.catalog)}.system.create_changelog_view(table => {literal(name)}, "
+            f"changelog_view => '{view}', options => map({options}), identifier_columns => array({ids}))"
+        )
+        try:
+            return self._spark.table(view)
+        finally:
+            self._spark.catalog.dropTempView(view)
 
     def snapshot_named(self, pins: Mapping[str, str]) -> int | None:
         """Return the id of the snapshot that one read option names, or the present one; None if there is none.

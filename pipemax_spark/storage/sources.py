@@ -40,7 +40,8 @@ class Source:
     table_id: str | None = None
     """Unlike its name, the same for one table only; None if there is no version."""
     tells_appends: bool = False
-    """Whether ``--incremental`` can follow it: a Delta table."""
+    """Whether ``--incremental`` can follow it: a Delta or Iceberg table."""
+    is_iceberg: bool = False
     text: TextFiles | None = None
     """JSON or CSV files, of which lines may be no rows."""
     is_blank: bool = False
@@ -103,6 +104,8 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
             description=f"Iceberg {name}, {state}",
             version=snapshot_id,
             table_id=None if snapshot_id is None else table.table_id(),
+            tells_appends=not table.is_pinned(options),
+            is_iceberg=True,
         )
     return _pinned(table, options)
 

@@ -76,7 +76,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """Which of a table's rows are replaced by new ones."""
+    """Which of a table's rows are replaced by new ones, or changed."""
 
     keys: "DataFrame"
     """Their keys, distinct, in the column ``KEY``."""
@@ -84,6 +84,8 @@ class Replaced:
     """SQL: the key of a row of the table, which is called ``t``."""
     condition: str
     """SQL that is true for a row of ``t`` which may be replaced."""
+    assigned: str | None = None
+    """SQL: what is assigned to columns of these rows, which then stay."""
 
 
 class CommitHistory:
@@ -284,7 +286,7 @@ class DeltaTable(CommitHistory):
     def replace(
         self, session: "SparkSession", rows: "DataFrame | None", replaced: Replaced, transaction: Transaction
     ) -> None:
-        """Commit the rows, if any, and delete the ones that they replace, in one merge; see ``merge``."""
+        """Commit the rows, if any, and delete or change the ones that they replace, in one merge; see ``merge``."""
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = [] if rows is None else rows.columns
@@ -299,7 +301,8 @@ class DeltaTable(CommitHistory):
             insert = f" WHEN NOT MATCHED AND s.{key} IS NULL THEN INSERT ({names}) VALUES ({values})"
         source.createOrReplaceTempView(view)  # of this session only, but it would hide a table of its name
         matched = f"s.{key} = {replaced.key} AND {replaced.condition}"
-        self.merge(session, f"USING {view} AS s ON {matched} WHEN MATCHED THEN DELETE{insert}", transaction)
+        change = "DELETE" if replaced.assigned is None else f"UPDATE SET {replaced.assigned}"
+        self.merge(session, f"USING {view} AS s ON {matched} WHEN MATCHED THEN {change}{insert}", transaction)
 
     def merge(self, session: "SparkSession", clauses: str, transaction: Transaction) -> None:
         """Run ``MERGE INTO`` this table, called ``t`` in ``clauses``; Delta may refuse it as in ``append``.

@@ -22,7 +22,7 @@ from pipemax_spark.job.cascade import CascadeJob, run_job
 from pipemax_spark.job.cascade_batches import TableLedger
 from pipemax_spark.job.cascade_decisions import decided
 from pipemax_spark.request.questions import read_questions
-from pipemax_spark.rows.position import PositionFile
+from pipemax_spark.rows.position import Positions
 from pipemax_spark.storage.cascade_store import CascadeStore, Epochs, Records
 from pipemax_spark.storage.tables import DeltaTable
 from tests.fakes.settings import fake_config
@@ -265,7 +265,7 @@ def test_a_night_that_dies_between_any_two_steps_is_closed_with_the_same_ledger_
         if name == "rows":
             shop.append(items(1_000, 1_050))
     with monkeypatch.context() as patch:
-        die_at(patch, PositionFile, "write", name=None, after=False, saw=texts)
+        die_at(patch, Positions, "write", name=None, after=False, saw=texts)
         with pytest.raises(DiedError):
             shop.run_night()
     before = {epoch: shop.records(epoch) for epoch in (1, 2, 3)}

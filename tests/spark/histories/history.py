@@ -406,7 +406,7 @@ class History:
         return endings
 
     def _position_key(self, run: Run) -> object:
-        return run.output.name, run.work_dir, run.spec, run.where
+        return run.output.name, run.spec, run.where
 
     def _advance(self, run: Run, *, is_certain: bool) -> None:
         if run.incremental:

@@ -90,8 +90,8 @@ def test_a_partitioned_table_and_a_pinned_input_keep_their_rows_and_their_layout
     assert not run.spark.table(run.output).schema["id"].nullable
     with pytest.raises(JobError, match="has no snapshot, branch or tag never"):
         run.run(input=source, input_option={"versionAsOf": "never"}, id_columns=("id",))
-    with pytest.raises(JobError, match="--incremental reads what was appended to a Delta table"):
-        run.run(input=source, id_columns=("id",), incremental=True)
+    with pytest.raises(JobError, match="--incremental reads what was appended to a Delta or Iceberg table"):
+        run.run(input=source, input_option={"versionAsOf": "asked"}, id_columns=("id",), incremental=True)
     location = IcebergTable(run.spark, source).location()
     with pytest.raises(JobError, match="holds an Iceberg table, which is read by its name"):
         run.run(input=location, id_columns=("id",))
