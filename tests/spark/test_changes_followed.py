@@ -190,10 +190,8 @@ def switched_off_meanwhile(nights: Nights) -> None:
     nights.sql("ALTER TABLE {input} SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')")
 
 
-@pytest.mark.parametrize(
-    "history",
-    [vacuumed, *(pytest.param(one, marks=pytest.mark.long) for one in (log_cleaned, switched_off_meanwhile))],
-)
+@pytest.mark.long  # three nights each
+@pytest.mark.parametrize("history", [vacuumed, log_cleaned, switched_off_meanwhile])
 def test_where_the_feed_does_not_reach_back_all_rows_are_compared(
     fed: Nights, history: Callable[[Nights], None]
 ) -> None:
