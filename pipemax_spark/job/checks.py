@@ -23,10 +23,11 @@ from pipemax_spark.request.prompts import find_field, resolve_column, resolve_na
 from pipemax_spark.request.spec import AnnotationSpec
 from pipemax_spark.rows.annotated import ANNOTATION, holds_annotations, output_schema
 from pipemax_spark.rows.checked import Checked
-from pipemax_spark.rows.id_columns import check_columns, check_id_type, check_ids
+from pipemax_spark.rows.id_columns import check_columns, check_id_type
 from pipemax_spark.rows.order_by import check_order
 from pipemax_spark.rows.remaining import rows_where
 from pipemax_spark.rows.sample import sample_requests
+from pipemax_spark.rows.unique_ids import check_input_ids
 from pipemax_spark.rows.volatile import check_steady
 from pipemax_spark.spark.slots import slots_of
 from pipemax_spark.spark.sql import quoted, split_names
@@ -68,9 +69,10 @@ def check_job(call: JobCall) -> Checked:
     call.table.check_usable(replaces=options.replacing)
     if call.table.exists():
         _check_output(call, source, schema, id_columns)
+    unique_ids = None
     if not options.incremental:  # else each batch is checked
         if id_columns:
-            check_ids(source.rows, id_columns, shows_values=not options.no_sample)
+            unique_ids = check_input_ids(call.table, source, options, id_columns)
         check_values_kept(call, source.rows, schema, id_columns)
     rows_in = source.rows.count() if rows_in is None else rows_in
     condition = "" if options.where is None else f" where {options.where}"
@@ -109,6 +111,7 @@ def check_job(call: JobCall) -> Checked:
         reply=reply,
         spec=spec,
         plan=plan,
+        unique_ids=unique_ids,
     )
     if (reuse := Reuse.of(call, checked)) is not None and not source.is_blank:
         reuse.check()

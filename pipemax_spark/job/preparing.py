@@ -36,6 +36,7 @@ from pipemax_spark.job.reuse import Reuse, Reused
 from pipemax_spark.rows.annotated import output_schema
 from pipemax_spark.rows.chunks import SlicedRows
 from pipemax_spark.rows.incremental import Batch
+from pipemax_spark.rows.left import FEW_ROWS
 from pipemax_spark.rows.order_by import first_rows, order_of
 from pipemax_spark.rows.slicing import Slices, Slicing
 from pipemax_spark.rows.workdir import LeftRun
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 _CLEARLY_LEFT = 0.05
 """A share of the input: if more than this is left, the rows are written without a search before the claim."""
-_SMALL_BATCH_ROWS = 500_000
-"""The ids of this many rows, or the hashes of their content, take about 50 MB in each executor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ class Preparing:
         ``JobError`` if the output does not take these rows.
         """
         self._number += 1
-        batch = replace(batch, is_small=batch.part is not None and rows <= _SMALL_BATCH_ROWS)
+        batch = replace(batch, is_small=batch.part is not None and rows <= FEW_ROWS)
         if not self._is_empty:
             claimed = partial(self._claimed, batch)
             self.deleted += DeletedRows(self._job, claimed, self._next_number).settle(batch)
@@ -218,7 +217,7 @@ class Preparing:
             self._engines.begin()
         if limit is not None and not may_be_answered and self._job.options.order_by is None:
             keys, wanted = keys.limit(limit), min(known, limit)
-        left = remaining.rows_of(batch, keys, are_few=wanted <= _SMALL_BATCH_ROWS)
+        left = remaining.rows_of(batch, keys, are_few=wanted <= FEW_ROWS)
         return _Left(expected=known, rows=left, known=known, version=version)
 
     def _written(self, kind: str, rows: "DataFrame") -> "DataFrame":
@@ -228,7 +227,8 @@ class Preparing:
         if self._claim is None:
             options = self._job.options
             schema = output_schema(self._job.checked.schema, options)
-            self._claim = Claim.take(self._job.table, self._job.run_id, schema=schema)
+            remark = self._job.checked.unique_ids
+            self._claim = Claim.take(self._job.table, self._job.run_id, schema=schema, remark=remark)
             if batch.finds_changed or options.redo_changed:
                 self._check_not_overtaken()
             # Between this run's creation of the table and its claim, another run may have filled the table.

@@ -26,3 +26,5 @@ class Checked:
     reply: PreflightReply
     spec: AnnotationSpec
     plan: TaskPlan
+    unique_ids: str | None = None
+    """What the claim notes of the check of the ids; see ``unique_ids``."""

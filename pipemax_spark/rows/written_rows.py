@@ -141,7 +141,7 @@ def rows_hash(options: JobOptions, checked: Checked) -> str | None:
         return None
     condition = None
     if options.where is not None:
-        condition = _condition(source.rows)
+        condition = condition_of(source.rows)
         if condition is None:
             return None
     decides = {
@@ -164,7 +164,7 @@ def rows_hash(options: JobOptions, checked: Checked) -> str | None:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def _condition(rows: "DataFrame") -> list[str] | None:
+def condition_of(rows: "DataFrame") -> list[str] | None:
     """Return the query's plan, in which the current date and the like are values, and the settings on which it depends.
 
     Return None if the query reads more than one table, because the other table's rows then matter too.

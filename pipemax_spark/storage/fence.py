@@ -18,8 +18,10 @@ On Delta, a claim changes no metadata, so it disturbs neither other writers nor 
 
 import hashlib
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError, TakenOverError
@@ -37,7 +39,9 @@ six, a node that is ten times slower than the others costs the others no time (`
 _CHUNK_BITS = 24
 _ATTEMPTS = 10
 _RECENT_COMMITS = 100
-_CLAIM_NOTE, _RUN_NOTE = "pipemax claim by run ", "pipemax run "
+_CLAIM_NOTE, _RUN_NOTE, _REMARK = "pipemax claim by run ", "pipemax run ", "; "
+_REMEMBERED_COMMITS = 1_000
+"""Of a job of days, which commits every few minutes, the claim is among them."""
 CANARY_NOTE = " of the canary"
 """Ends the note of a commit of rows that are compared with earlier ones before the run goes on."""
 POSITION_NOTE = "pipemax position "
@@ -54,15 +58,22 @@ class Claim:
     epoch: int
 
     @classmethod
-    def take(cls, table: OutputTable, run_id: str, *, schema: "StructType | None" = None) -> "Claim":
+    def take(
+        cls,
+        table: OutputTable,
+        run_id: str,
+        *,
+        schema: "StructType | None" = None,
+        remark: str | None = None,
+    ) -> "Claim":
         """Fence off all earlier runs. Raise ``JobFailedError`` if another run claims the table at the same moment.
 
         ``schema`` is that of the rows to come, for a table that has columns which only Delta may fill; without it, the
-        claim has all of the table's columns.
+        claim has all of the table's columns. ``remark`` ends the note of the claim's first commit; see ``remarks``.
         """
         for _ in range(_ATTEMPTS):
             claim = cls(table=table, run_id=run_id, epoch=table.version() + 1)
-            if claim._take_lanes(schema):
+            if claim._take_lanes(schema, remark):
                 return claim
             if claim._claimed_by_another():
                 raise TakenOverError(claim.taken_over())
@@ -71,11 +82,11 @@ class Claim:
             f"{table.name} cannot be claimed: another run keeps committing to it; run one job"
         )
 
-    def _take_lanes(self, schema: "StructType | None") -> bool:
-        first, *others = [
-            self._transaction(lane, 0, f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane {lane}")
-            for lane in range(LANES)
-        ]
+    def _take_lanes(self, schema: "StructType | None", remark: str | None) -> bool:
+        note = f"{_CLAIM_NOTE}{self.run_id}: epoch {self.epoch}, lane "
+        end = "" if remark is None else f"{_REMARK}{remark}"
+        first = self._transaction(0, 0, f"{note}0{end}")
+        others = [self._transaction(lane, 0, f"{note}{lane}") for lane in range(1, LANES)]
         try:
             self.table.append_nothing(first, schema)
             # A run that was skipped here must claim no other lane, or two runs could refuse each other.
@@ -174,6 +185,15 @@ def is_claim(note: str) -> bool:
 def is_position(note: str) -> bool:
     """Tell whether the note is that of a night's position, whose commit has no rows."""
     return note.startswith(POSITION_NOTE)
+
+
+def remarks(table: OutputTable) -> Iterator[str]:
+    """Yield the remarks of the claims among the table's last commits, the latest first."""
+    for commit in islice(table.history(-1), _REMEMBERED_COMMITS):
+        if commit is not None and is_claim(commit.note):
+            _, is_there, remark = commit.note.partition(_REMARK)
+            if is_there:
+                yield remark
 
 
 def is_claim_by(run_id: str, note: str) -> bool:

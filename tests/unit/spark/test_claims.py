@@ -6,13 +6,14 @@ Real Delta is in ``tests/spark/test_fence.py``; here are many interleavings of i
 import random
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 
 from pipemax_spark.errors import CommitRefusedError, JobFailedError
-from pipemax_spark.storage.fence import CANARY_NOTE, LANES, Claim, runs_past_canary
+from pipemax_spark.storage.fence import CANARY_NOTE, LANES, Claim, remarks, runs_past_canary
 from pipemax_spark.storage.tables import Commit, DeltaTable, Transaction
 
 ROWS = set(range(2 * LANES))
@@ -76,6 +77,10 @@ class TableInMemory:
         later = [note for _, note, _ in self._commits[since_version + 1 :]]
         return [note for note in reversed(later) if note.startswith(prefix)]
 
+    def history(self, since_version: int) -> Iterator[Commit]:
+        for version, (_, note, _) in reversed([*enumerate(self._commits)][since_version + 1 :]):
+            yield Commit(version=version, rows=None, operation="WRITE", note=note)
+
 
 class IcebergInMemory(TableInMemory):
     """An Iceberg table: it compares the numbers at the moment of the commit, and refuses what Delta would skip."""
@@ -91,11 +96,23 @@ class IcebergInMemory(TableInMemory):
             self._commits.append((transaction.app_id, transaction.note, row))
 
 
+def test_a_claim_s_remark_is_read_back_and_claims_without_one_say_nothing() -> None:
+    table = TableInMemory(0)
+    said = ["ids; of two inputs", None, "latest", None]
+    for number, remark in enumerate(said):
+        claim = Claim.take(cast(DeltaTable, table), f"run{number}", remark=remark)
+        table.append(number, claim.chunk(0, lane=0))
+        assert claim.landed(claim.chunk(0, lane=0))
+    assert [*remarks(cast(DeltaTable, table))] == ["latest", "ids; of two inputs"]
+    with pytest.raises(JobFailedError, match="taken over by run run3 while"):
+        Claim(table=cast(DeltaTable, table), run_id="other", epoch=1).landed(claim.chunk(1, lane=0))
+
+
 def run(table: TableInMemory, run_id: str) -> bool:
     """Claim the table and commit what is left on all lanes; tell whether the run was done and not overtaken."""
     table.pause()
     try:
-        claim = Claim.take(cast(DeltaTable, table), run_id)
+        claim = Claim.take(cast(DeltaTable, table), run_id, remark=f"what {run_id} says")
     except JobFailedError:
         return False
     left = sorted(ROWS - set(table.rows()))
