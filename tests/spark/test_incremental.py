@@ -207,7 +207,7 @@ def test_the_position_advances_when_what_follows_the_last_batch_is_requested(
         return MicroBatches(spark, job, checked, work, positions)
 
     def seen(stream: Iterator[Any]) -> list[tuple[int | None, int]]:
-        return [(batch.stream and batch.stream.batch_id, batch.rows.count()) for batch in stream]
+        return [(getattr(batch.part, "batch_id", None), batch.rows.count()) for batch in stream]
 
     nights.append(words(0, 3))
     for _ in range(2):
