@@ -24,7 +24,8 @@ from random import Random
 from statistics import median
 
 from pipemax_spark.rows.chunks import Chunk, ChunkPlan, number_of_slices
-from pipemax_spark.rows.turns import ChunkTasks, may_submit
+from pipemax_spark.rows.turns import may_submit
+from pipemax_spark.spark.jobs import ChunkTasks
 from pipemax_spark.spark.slots import Slots
 
 ROWS_PER_S = 10.0

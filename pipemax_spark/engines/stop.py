@@ -11,13 +11,14 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.executor.stopping import END_S, VISIT_SCHEMA, Visit, is_own_name
+from pipemax_spark.spark.jobs import jobs_of
 from pipemax_spark.spark.session import is_connect, is_local
 
 if TYPE_CHECKING:
@@ -186,19 +187,14 @@ def _rows_within(frame: "DataFrame", deadline_s: float) -> "list[Row]":
     """Return the frame's rows, or no rows if that takes too long; its tasks are then cancelled."""
     spark, tag = frame.sparkSession, f"pipemax-stop-{uuid.uuid4().hex}"
     is_done, is_late = threading.Event(), threading.Event()
-    add_tag, remove_tag = spark.addTag, spark.removeTag
-    cancel_tag: Callable[[str], object] = spark.interruptTag
-    if not is_connect(spark):
-        # A classic session knows its tags only in the thread that has added them.
-        context = spark.sparkContext
-        add_tag, remove_tag, cancel_tag = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
+    jobs = jobs_of(spark)
 
     def cancel() -> None:
         while not is_done.wait(max(_CANCEL_PERIOD_S, deadline_s - time.monotonic())):
             is_late.set()
-            cancel_tag(tag)
+            jobs.cancel(tag)
 
-    add_tag(tag)
+    jobs.tag(tag)
     threading.Thread(target=cancel, name="pipemax-stop", daemon=True).start()
     try:
         return frame.collect()
@@ -208,4 +204,4 @@ def _rows_within(frame: "DataFrame", deadline_s: float) -> "list[Row]":
         raise
     finally:
         is_done.set()
-        remove_tag(tag)
+        jobs.untag(tag)

@@ -16,6 +16,7 @@ from pipemax_spark.report.drift import Comparison, Drift, Sampled, asked_again, 
 from pipemax_spark.report.findings import CommittedTotals, totals_of_rows
 from pipemax_spark.rows.annotated import ANNOTATION, annotate_requests
 from pipemax_spark.spark.helper_columns import free_name
+from pipemax_spark.spark.jobs import jobs_of
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.fence import CANARY_NOTE, runs_past_canary
 
@@ -100,13 +101,13 @@ def _asked_again(job: Job, run: Run, earlier: "DataFrame", wanted: int) -> list[
     plan = replace(job.checked.plan, spool=None)
     done = annotate_requests(options.request_columns.add(some), plan)
     now = F.array(*(answer.cast("string") for answer in closed_answers(done, options).values()))
-    context = job.spark.sparkContext
+    jobs = jobs_of(job.spark)
     run.expect(wanted)
-    context.addJobTag(job.run_id)
+    jobs.tag(job.run_id)
     try:
         pairs = done.select(quoted(helper), now).collect()
     finally:
-        context.removeJobTag(job.run_id)
+        jobs.untag(job.run_id)
     same = sum(old == new for old, new in pairs)
     return [asked_again(same=same, other=len(pairs) - same)] if pairs else []
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from pipemax_spark.executor.client import EngineOptions
 from pipemax_spark.executor.early_start import BeginLoading
+from pipemax_spark.spark.jobs import jobs_of
 from pipemax_spark.spark.slots import slots_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class EarlyStart:
 
     def __init__(self, spark: "SparkSession", options: EngineOptions) -> None:
         self._spark = spark
+        self._jobs = jobs_of(spark)
         self._options = options
         self._thread: threading.Thread | None = None
 
@@ -31,7 +33,7 @@ class EarlyStart:
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
-            self._spark.sparkContext.cancelJobsWithTag(self._tag)
+            self._jobs.cancel(self._tag)
             self._thread.join()
 
     def begin(self) -> None:
@@ -46,9 +48,8 @@ class EarlyStart:
 
     def _run(self) -> None:
         options = self._options
-        context = self._spark.sparkContext
-        context.addJobTag(self._tag)
-        context.setJobDescription(f"pipemax run {options.job_id}: engines begin to load")
+        self._jobs.tag(self._tag)
+        self._jobs.describe(f"pipemax run {options.job_id}: engines begin to load")
         slots = slots_of(self._spark).total
         try:
             tasks = self._spark.range(slots, numPartitions=slots).mapInArrow(BeginLoading(options), "id long")

@@ -28,7 +28,8 @@ from pipemax_spark.job.job import Job
 from pipemax_spark.job.preparing import Prepared
 from pipemax_spark.rows.annotated import annotate_requests
 from pipemax_spark.rows.chunks import Chunk, ChunkPlan, RowOrder, order_of_last_chunk
-from pipemax_spark.rows.turns import ChunkTasks, may_submit
+from pipemax_spark.rows.turns import may_submit
+from pipemax_spark.spark.jobs import jobs_of
 from pipemax_spark.spark.slots import Slots
 from pipemax_spark.storage.fence import LANES
 from pipemax_spark.storage.tables import Transaction
@@ -91,6 +92,7 @@ class ChunkRunner:
         Without a spool in the job's plan, completions that are not committed are lost with their task.
         """
         self._job = job
+        self._jobs = jobs_of(job.spark)
         self._rows = prepared.rows
         self._claim = prepared.claim
         self._outcomes = prepared.outcomes
@@ -182,12 +184,11 @@ class ChunkRunner:
             check.result()
 
     def _run_lane(self, lane: int, checker: ThreadPoolExecutor) -> None:
-        context = self._job.spark.sparkContext
         # The tag applies only to this thread, as does the group below.
-        context.addJobTag(self._job.run_id)
+        self._jobs.tag(self._job.run_id)
         while (chunk := self._take_chunk()) is not None:
             description = f"pipemax run {self._job.run_id}, chunk {chunk.number}"
-            context.setJobGroup(self._group(chunk.number), description, interruptOnCancel=True)
+            self._jobs.describe(description, group=self._group(chunk.number))
             origin = f"{chunk.slices_note}{self._origin}"
             transaction = self._claim.chunk(chunk.number, lane=lane, origin=origin)
             rows_kept = self._run_chunk(chunk, transaction)
@@ -227,9 +228,10 @@ class ChunkRunner:
                     return False
                 ended = set(self._ended_chunks)
             in_flight = self._in_flight()
+            tasks = [self._jobs.tasks_of(self._group(number)) for number in in_flight]
             # Once a chunk has ended, there is no engine left to wait for.
             is_room_known = bool(ended) or self._surroundings.engine_rows() is not None
-            if may_submit([self._tasks_of(number) for number in in_flight], is_room_known=is_room_known):
+            if may_submit(tasks, is_room_known=is_room_known):
                 return True
             time.sleep(_POLL_S)
 
@@ -237,20 +239,6 @@ class ChunkRunner:
         """Return the numbers of the chunks that have begun and not ended."""
         with self._lock:
             return [c.number for c in self._chunks.chunks if c.number not in self._ended_chunks]
-
-    def _tasks_of(self, number: int) -> ChunkTasks:
-        """Return the tasks of the stage that annotates: in a job of two stages, the one after the shuffle."""
-        tracker = self._job.spark.sparkContext.statusTracker()
-        for job_id in tracker.getJobIdsForGroup(self._group(number)):
-            job = tracker.getJobInfo(job_id)
-            if job is None or len(job.stageIds) < 2:
-                continue
-            stage = tracker.getStageInfo(max(job.stageIds))
-            if stage is not None and stage.numActiveTasks + stage.numCompletedTasks > 0:
-                return ChunkTasks(
-                    total=stage.numTasks, running=stage.numActiveTasks, completed=stage.numCompletedTasks
-                )
-        return ChunkTasks()
 
     def _group(self, number: int) -> str:
         return f"{self._job.run_id}-chunk-{number}"
@@ -310,4 +298,4 @@ class ChunkRunner:
             _, running = wait(running, timeout=1.0)
 
     def _cancel_jobs(self) -> None:
-        self._job.spark.sparkContext.cancelJobsWithTag(self._job.run_id)
+        self._jobs.cancel(self._job.run_id)

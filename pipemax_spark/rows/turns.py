@@ -8,23 +8,10 @@ do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pipemax_spark.spark.jobs import ChunkTasks
 
 _NORMALLY_IN_FLIGHT = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkTasks:
-    """The tasks of a chunk that annotate. All are 0 as long as none has begun."""
-
-    total: int = 0
-    running: int = 0
-    completed: int = 0
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether a task waits for a slot."""
-        return self.running + self.completed < max(1, self.total)
 
 
 def may_submit(in_flight: Sequence[ChunkTasks], *, is_room_known: bool) -> bool:

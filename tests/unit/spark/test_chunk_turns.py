@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipemax_spark.rows.turns import ChunkTasks, may_submit
+from pipemax_spark.rows.turns import may_submit
+from pipemax_spark.spark.jobs import ChunkTasks
 
 
 @st.composite
