@@ -150,6 +150,8 @@ class JobOptions:
     no_sample: bool = False
     """Keep rows, prompts and outputs out of what is printed and logged."""
     dry_run: bool = False
+    over_connect: bool = False
+    """Whether the driver is elsewhere, so that a local output's path is none of this machine's."""
     log_dir: Path
 
     def __post_init__(self) -> None:
@@ -328,7 +330,7 @@ class JobOptions:
 
     @property
     def driver_dir(self) -> Path:
-        return driver_directory(self.output)
+        return driver_directory("" if self.over_connect else self.output)
 
 
 def driver_directory(output: str) -> Path:

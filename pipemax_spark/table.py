@@ -17,6 +17,7 @@ from pipemax_spark.job.arguments import OPTIONS, job_options, log_directory, log
 from pipemax_spark.job.cascade import run_job
 from pipemax_spark.job.compare import COMPARED, DEFAULT_ROWS, CompareOptions, run_comparison, two_templates
 from pipemax_spark.job.option_values import read_engine
+from pipemax_spark.job.over_connect import connect_options
 from pipemax_spark.job.trial import UNUSED
 from pipemax_spark.options import JobOptions
 from pipemax_spark.report.comparison import Comparison
@@ -26,7 +27,7 @@ from pipemax_spark.request.argument_types import checks_arguments, takes_fields
 from pipemax_spark.request.formats import ResponseFormat
 from pipemax_spark.request.generation import generation_values
 from pipemax_spark.request.prompts import PromptSource
-from pipemax_spark.spark.session import check_session
+from pipemax_spark.spark.session import check_session, is_connect
 from pipemax_spark.transform import TemplateVariables
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ _TYPES: Mapping[str, Any] = {
 
 @checks_arguments
 @_describes_options
-@takes_fields(JobOptions, PromptSource, GenerationSpec, without={"certified"}, **_TYPES)
+@takes_fields(JobOptions, PromptSource, GenerationSpec, without={"certified", "over_connect"}, **_TYPES)
 def annotate_table(
     spark: "SparkSession",
     *,
@@ -103,13 +104,13 @@ def annotate_table(
     committed rows stay.
 
     Raise ``JobError``, a ``ValueError``, for errors that the caller can fix, before any engine has started, and
-    ``JobFailedError`` if the job fails while it runs. The session must be a classic one: the job needs the driver's
-    JVM.
+    ``JobFailedError`` if the job fails while it runs. Over Spark Connect some options are refused, by their names.
     """
-    check_session(spark)
+    check_session(spark, takes_connect=True)
     if missing := {"input", "output"} - {name for name, value in options.items() if value is not None}:
         raise TypeError(f"annotate_table() needs {' and '.join(sorted(missing))}")
-    logs = log_directory(log_dir, options["output"])
+    over_connect = is_connect(spark)
+    logs = log_directory(log_dir, "" if over_connect else options["output"])
     engines = {
         "engine": _engine(engine, spark),
         "model": model,
@@ -118,6 +119,8 @@ def annotate_table(
     }
     options["cascade"] = _engine(options.get("cascade"), spark)
     job = _job_of(options, engines, logs)
+    if over_connect:
+        job = connect_options(job)
     terminal = Terminal.standard()
     advice = "Finished chunks are committed; make the same call again to continue."
     with _logs_to(logs), _failures_told(terminal, logs, advice):

@@ -10,6 +10,7 @@ spool is a cache: losing it costs work, never rows, and a completion that is in 
 import logging
 import re
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -46,9 +47,12 @@ class Spool:
         directory: str | None,
         *,
         partition: int,
+        beats: str | None = None,
         period_s: float = PERIOD_S,
         most_read_bytes: int = MOST_READ_BYTES,
     ) -> None:
+        """Prepare the spool of a partition, which also writes the file ``beats``, and ends once that is gone."""
+        self._beats = beats
         self._most_read_bytes = most_read_bytes
         self._directory = None if directory is None else f"{directory}/part-{partition:05}"
         self._attempt = uuid.uuid4().hex
@@ -95,6 +99,9 @@ class Spool:
         while not is_last:
             is_last = self._stopped.wait(self._period_s)
             try:
+                if self._beats is not None and not _write_again(self._beats):
+                    log.warning("completions are no longer spooled: %s is gone with its run", self._beats)
+                    return
                 self._write()
             except _STORAGE_ERRORS as error:
                 log.warning(
@@ -188,6 +195,16 @@ def spool_fault(directory: str) -> str | None:
     except _STORAGE_ERRORS as error:
         return str(error).partition("\n")[0]
     return None
+
+
+def _write_again(path: str) -> bool:
+    """Write the file if it is there; return whether it is."""
+    storage, opened = _open(path)
+    if storage.get_file_info(opened).type != fs.FileType.File:
+        return False
+    with storage.open_output_stream(opened) as stream:
+        stream.write(str(time.time()).encode())
+    return True
 
 
 def _open(directory: str) -> tuple[fs.FileSystem, str]:

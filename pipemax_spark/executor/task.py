@@ -57,6 +57,8 @@ class TaskPlan:
     """Whether an exception may hold a row's error message, which may quote its prompt or its output."""
     spool: str | None = None
     """Directory for completions that are not committed yet."""
+    beats: str | None = None
+    """A file, already there, that tasks write every few seconds: what their driver writes waits for their slots."""
     answered_by: str | None = None
     """The model that answers, where rows may have another model's answer: the annotation then says whose it is."""
 
@@ -101,7 +103,7 @@ class AnnotateTask:
         plan = self.plan
         annotator = QuestionAnnotator(plan) if plan.questions else Annotator(plan)
         with (
-            Spool(plan.spool, partition=_partition()) as spool,
+            Spool(plan.spool, partition=_partition(), beats=plan.beats) as spool,
             TaskReporter(plan.options.collector, plan.options.job_id) as reporter,
         ):
             pending = PendingRows(batches, spool, questions=len(plan.questions))

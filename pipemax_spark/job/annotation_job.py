@@ -40,7 +40,8 @@ from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.incremental import Batch, reading
 from pipemax_spark.rows.prompt_order import Finding
 from pipemax_spark.rows.workdir import WorkDirectory, usable_work_base
-from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.storage.executor_files import files_of
+from pipemax_spark.storage.hadoop import check_storage
 from pipemax_spark.storage.names import is_path
 from pipemax_spark.storage.openai_batch import ID_COLUMN as BATCH_ID
 from pipemax_spark.storage.openai_batch import errors_path, write_answers
@@ -70,7 +71,7 @@ class AnnotationJob:
         """
         self.run_id = new_run_id()
         self._limits = RunLimits(options, clock_s=clock_s)
-        output = HadoopFiles(spark).qualified(options.output) if is_path(options.output) else options.output
+        output = files_of(spark).qualified(options.output) if is_path(options.output) else options.output
         table = table or open_table(spark, output)
         self._call = JobCall(spark=spark, options=options, terminal=terminal, table=table, run_id=self.run_id)
         self._findings: list[Finding] | None = None
@@ -120,7 +121,7 @@ class AnnotationJob:
         is_empty = made_output(call, checked)
         base = usable_work_base(call.spark, options.work_dir, call.table.location())
         with WorkDirectory(
-            HadoopFiles(call.spark),
+            files_of(call.spark),
             base,
             table_id=call.table.table_id(),
             run_id=self.run_id,

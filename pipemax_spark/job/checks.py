@@ -146,7 +146,7 @@ def check_engine(
         )
     has_images = options.source.has_images(rows.schema)
     config = with_image_settings(options.engine, has_images=has_images, allow_urls=options.allow_image_urls)
-    is_local = (spark.sparkContext.master or "").startswith("local")
+    is_here = not options.over_connect and (spark.conf.get("spark.master", None) or "").startswith("local")
     asked = engine_options(
         spark,
         config,
@@ -155,7 +155,7 @@ def check_engine(
         run_id=call.run_id,
         engine_python=options.engine_python,
         # This path means nothing on other nodes, so servers log next to their sockets there.
-        log_dir=str(options.log_dir) if is_local else None,
+        log_dir=str(options.log_dir) if is_here else None,
         reuses_results=not options.compute_each,
     )
     samples = samples or wants_row_lengths(config)

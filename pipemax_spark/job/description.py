@@ -21,7 +21,7 @@ _REPORTED_CONF = (
 
 def run_params(job: Job) -> dict[str, Any]:
     """Return the run's parameters for MLflow."""
-    conf = job.spark.sparkContext.getConf()
+    conf = {name: job.spark.conf.get(name, None) for name in _REPORTED_CONF}
     options, checked = job.options, job.checked
     return {
         "run": job.run_id,
@@ -34,7 +34,7 @@ def run_params(job: Job) -> dict[str, Any]:
         **{f"engine.{name}": value for name, value in checked.reply.engine.items()},
         **{f"generation.{name}": value for name, value in asdict(options.generation).items()},
         **{f"ask.{question.name}": question.template for question in options.ask},
-        **{name: conf.get(name) for name in _REPORTED_CONF if conf.get(name) is not None},
+        **{name: value for name, value in conf.items() if value is not None},
         "version.spark": job.spark.version,
         "version.python": sys.version.split()[0],
         **{f"version.{name}": version for name, version in checked.reply.versions.items()},

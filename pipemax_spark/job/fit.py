@@ -248,7 +248,7 @@ def _is_broken(rows: "DataFrame", rule: _Rule) -> "Column | None":
     pyspark_logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was_disabled, pyspark_logger.disabled = pyspark_logger.disabled, True
     try:
-        rows.select(column)
+        _ = rows.select(column).schema
     except AnalysisException:
         return None
     finally:

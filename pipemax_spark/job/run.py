@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobFailedError, LimitReachedError, TakenOverError, TooManyErrorsError
-from pipemax_spark.executor.spool import spool_fault
 from pipemax_spark.job.description import input_table, run_description, run_manifest, run_params
 from pipemax_spark.job.dry_run import known_speed
 from pipemax_spark.job.job import Job
@@ -34,10 +32,9 @@ from pipemax_spark.report.time_accounts import whole_account
 from pipemax_spark.report.tracking import Tracker
 from pipemax_spark.rows.chunks import Chunk
 from pipemax_spark.rows.prefix import hit_rate
+from pipemax_spark.spark.jobs import jobs_of
 from pipemax_spark.spark.slots import Slots, slots_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pipemax_spark.storage.executor_files import spool_fault_of
 
 _TRACKING_PERIOD_S = 30.0
 
@@ -82,7 +79,8 @@ def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"
     ``prepared`` are its first rows: the run after this one must know of them if this one dies.
     """
     options, terminal, slots = job.options, job.terminal, slots_of(job.spark)
-    terminal.say("Spark", f"{job.spark.version}, {job.spark.sparkContext.master}, {slots.total} task slots")
+    place = "over Spark Connect" if options.over_connect else job.spark.conf.get("spark.master")
+    terminal.say("Spark", f"{job.spark.version}, {place}, {slots.total} task slots")
     if slots.per_executor == 1:
         terminal.warn(
             "each executor runs one task at a time, so its engine runs dry at the end of every partition; give it "
@@ -124,7 +122,10 @@ def begun_run(job: Job, prepared: Prepared, limits: RunLimits) -> Iterator["Run"
                 stop_job=lambda reason: signal.stop(TooManyErrorsError(reason)),
             )
             plan = job.checked.plan
-            plan = replace(plan, options=replace(plan.options, collector=collector.address), spool=spool)
+            beats = job.work.heartbeat_path if options.over_connect else None
+            plan = replace(
+                plan, options=replace(plan.options, collector=collector.address), spool=spool, beats=beats
+            )
             planned = replace(job, checked=replace(job.checked, plan=plan))
             run = Run(planned, collector, stack.enter_context(progress), tracker, signal, limits)
             if options.metrics_port is not None:
@@ -167,7 +168,7 @@ class Run:
         self._limits = limits
         self._silence = SilenceWatch(
             collector,
-            running_tasks=lambda: _running_tasks(job.spark),
+            running_tasks=jobs_of(job.spark).running_tasks,
             warn=job.terminal.warn,
             now_s=time.monotonic(),
         )
@@ -256,6 +257,8 @@ class Run:
 
     def rows_per_s(self) -> float | None:
         """Return the rate so far; None while it is unknown."""
+        if self.collector.address is None:  # the steps of its commits tell no rate
+            return None
         rate = self._progress.rows_per_s()
         return None if rate is None else rate / self._per_row
 
@@ -287,6 +290,7 @@ class Run:
     def committed(self, chunk: Chunk) -> None:
         """Stop the job if too many committed rows are error rows, in case no engine's report says so."""
         self._limits.committed(chunk.number)
+        self.collector.committed(chunk.rows * self._per_row)
         if self.collector.silent_s() < SILENT_S:
             return
         totals = totals_of_run(self._job.table, self._job.run_id)
@@ -314,16 +318,10 @@ class Run:
 def _spool(job: Job) -> str | None:
     """Return the directory of the run's completions; None, with a warning, if tasks cannot write there."""
     path = job.work.spool_path
-    if fault := spool_fault(path):
+    if fault := spool_fault_of(job.spark, path):
         job.terminal.warn(
             f"tasks cannot keep their completions in {path} ({fault}), so a failure loses those of uncommitted "
             "chunks; give --work-dir a path that all executors see"
         )
         return None
     return path
-
-
-def _running_tasks(spark: "SparkSession") -> int:
-    tracker = spark.sparkContext.statusTracker()
-    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    return sum(stage.numActiveTasks for stage in stages if stage is not None)

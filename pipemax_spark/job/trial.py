@@ -29,6 +29,7 @@ from pipemax_spark.request.columns import prompt_text
 from pipemax_spark.request.prompts import PromptSource, resolve_names
 from pipemax_spark.rows.annotated import ANNOTATION, annotate_requests, annotated_schema
 from pipemax_spark.rows.remaining import rows_where
+from pipemax_spark.spark.jobs import jobs_of
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.sources import Source
 
@@ -43,7 +44,7 @@ UNUSED = frozenset(
         *("on_error", "max_error_rate", "retry_errors", "redo_changed", "new_spec", "commit_every"),
         *("group_by_prefix", "order_by", "compute_each", "reuse", "mlflow_experiment", "price_per_hour"),
         *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),
-        *("collector_port", "metrics_port", "notify", "gold_column", "dry_run"),
+        *("collector_port", "metrics_port", "notify", "gold_column", "dry_run", "over_connect"),
         *(
             "cascade",
             "agree",
@@ -182,7 +183,7 @@ class Trial:
             return
         call = self._call
         # A task that is left would start its engine again.
-        call.spark.sparkContext.cancelJobsWithTag(call.run_id)
+        jobs_of(call.spark).cancel(call.run_id)
         with call.terminal.doing("stopping the engine"):
             stop_engines(call.spark, force=True)
 
@@ -200,15 +201,15 @@ class Trial:
 
         ``compared`` are columns of the annotated rows that each of them brings too.
         """
-        plan, spark = self._loaded(source), self._call.spark
-        spark.sparkContext.addJobTag(self._call.run_id)
+        plan, jobs = self._loaded(source), jobs_of(self._call.spark)
+        jobs.tag(self._call.run_id)
         try:
             with self._call.terminal.doing("waiting for the answers"):
                 began_unix_s, began_s = time.time(), time.monotonic()
                 collected = _annotated(requests, plan, self._call.options, compared)
                 seconds = time.monotonic() - began_s
         finally:
-            spark.sparkContext.removeJobTag(self._call.run_id)
+            jobs.untag(self._call.run_id)
         return [_tried(row, self._call.options, began_unix_s=began_unix_s) for row in collected], seconds
 
     def _loaded(self, source: PromptSource) -> TaskPlan:
@@ -226,14 +227,14 @@ class Trial:
             questions=call.options.ask,
         )
         began_s = time.monotonic()
-        context = call.spark.sparkContext
-        context.addJobTag(call.run_id)
+        jobs = jobs_of(call.spark)
+        jobs.tag(call.run_id)
         try:
             with call.terminal.doing("loading the engine"):
                 one = call.spark.range(0, 1, 1, 1)
                 one.mapInArrow(BeginLoading(engine, waits=True), "id long").collect()
         finally:
-            context.removeJobTag(call.run_id)
+            jobs.untag(call.run_id)
         call.terminal.say("Engine", f"loaded in {time.monotonic() - began_s:.1f} s")
         return self._plan
 

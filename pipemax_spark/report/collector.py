@@ -5,11 +5,13 @@ reaches the driver, for instance because of a firewall, ``SilenceWatch`` warns o
 """
 
 import logging
+import math
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ from pipemax_spark.executor.task_reports import is_from_task
 from pipemax_spark.report.engine_rates import EngineRates, ReplicaTotals
 from pipemax_spark.report.report_totals import SILENT_S, ReportTotals, Totals
 from pipemax_spark.report.time_accounts import TimeAccounts
+from pipemax_spark.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,8 +87,10 @@ class Collector:
         *,
         port: int = 0,
         on_report: Callable[[ServerStats, JobStats], None] | None = None,
-    ) -> Self:
-        """Create a collector that is reachable at the address of Spark's driver."""
+    ) -> "Collector":
+        """Create a collector that is reachable at the address of Spark's driver, if this process is the driver."""
+        if is_connect(spark):
+            return UnheardCollector(job_id=job_id)
         host, bind_hosts = driver_hosts(spark)
         return cls(host=host, bind_hosts=bind_hosts, job_id=job_id, port=port, on_report=on_report)
 
@@ -98,13 +103,17 @@ class Collector:
         self._server.shutdown()
 
     @property
-    def address(self) -> CollectorAddress:
+    def address(self) -> CollectorAddress | None:
+        """Where executors reach the collector; None if they cannot."""
         return CollectorAddress(host=self._host, port=self._server.port, token=self._token)
 
     def silent_s(self) -> float:
         """Return the seconds since the last report, or since the start if none has arrived."""
         with self._lock:
             return time.monotonic() - self._last_heard_s
+
+    def committed(self, rows: int) -> None:
+        """Take rows that were found in the output's history, of which reports have told already."""
 
     def expect(self, rows: int) -> None:
         """Add ``rows`` to the rows to be done, so that the servers learn how many are left."""
@@ -202,6 +211,37 @@ class Collector:
                 self.rates.add(stats, self.job_of(stats))
 
 
+class UnheardCollector(Collector):
+    """Hears no report, because a client of Spark Connect cannot be reached; what is committed counts as done."""
+
+    def __init__(self, *, job_id: str) -> None:
+        super().__init__(host="", bind_hosts=[], job_id=job_id)
+        self._rows_committed = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def address(self) -> None:
+        """Nobody can report."""
+        return None
+
+    def silent_s(self) -> float:
+        """No report comes, ever."""
+        return math.inf
+
+    def totals(self) -> Totals:
+        with self._lock:
+            return replace(self._totals.totals(), rows_done=self._rows_committed)
+
+    def committed(self, rows: int) -> None:
+        with self._lock:
+            self._rows_committed += rows
+
+
 def driver_hosts(spark: "SparkSession") -> tuple[str, list[str]]:
     """Return the driver's address for others, and the addresses at which it may listen, the best first."""
     conf = spark.sparkContext.getConf()
@@ -239,6 +279,7 @@ class SilenceWatch:
         elif silent_s > _SILENT_AFTER_S:
             self._is_over = True
             address = self._collector.address
+            assert address is not None, "where nobody can report, no task is seen running"
             self._warn(
                 f"tasks are running, but no engine's report has reached the driver at {address.host}:{address.port} "
                 f"for {_SILENT_AFTER_S:.0f} s: a firewall probably blocks that port. Give --collector-port a "

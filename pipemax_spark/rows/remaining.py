@@ -34,7 +34,9 @@ def rows_where(rows: "DataFrame", predicate: str | None) -> "DataFrame":
     if predicate is None:
         return rows
     try:
-        return rows.where(predicate)
+        chosen = rows.where(predicate)
+        _ = chosen.isStreaming  # a question: over Spark Connect nothing is looked at before one
+        return chosen
     except PySparkException as error:
         raise JobError(
             f"--where {predicate!r} is not a condition on the input: {first_line(error)}"

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pipemax.wire import ErrorCode, python_values, reason
 from pipemax_spark.executor.requests import piece_requests
 from pipemax_spark.request.columns import RequestColumns, without_input_columns
+from pipemax_spark.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -157,5 +158,5 @@ def _first(rows: "Iterable[Row]", count: int) -> "list[Row]":
 
 
 def _shuffles(rows: "DataFrame") -> bool:
-    """Tell whether reading one partition of the rows takes other partitions' rows."""
-    return "Exchange" in rows._jdf.queryExecution().executedPlan().toString()
+    """Tell whether reading one partition of the rows takes other partitions' rows, or none can be chosen."""
+    return is_connect(rows.sparkSession) or "Exchange" in rows._jdf.queryExecution().executedPlan().toString()

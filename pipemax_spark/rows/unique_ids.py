@@ -19,6 +19,7 @@ from pipemax_spark.rows.id_columns import check_ids
 from pipemax_spark.rows.left import FEW_ROWS
 from pipemax_spark.rows.written_rows import condition_of
 from pipemax_spark.spark.helper_columns import free_name
+from pipemax_spark.spark.session import is_connect
 from pipemax_spark.spark.sql import quoted
 from pipemax_spark.storage.appended import AppendedFiles, appended_files
 from pipemax_spark.storage.fence import remarks
@@ -52,7 +53,7 @@ class UniqueIds:
     @classmethod
     def of(cls, source: Source, options: JobOptions, id_columns: tuple[str, ...]) -> "UniqueIds | None":
         """Return what a check of this input finds out; None if no later run could be sure that it holds."""
-        if source.version is None:
+        if source.version is None or is_connect(source.rows.sparkSession):  # a client cannot read the log
             return None
         condition = None
         if options.where is not None and (condition := condition_of(source.rows)) is None:

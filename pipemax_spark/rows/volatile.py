@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError
 from pipemax_spark.request.columns import RequestColumns
+from pipemax_spark.spark.helper_columns import free_name
+from pipemax_spark.spark.session import is_connect
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -84,12 +86,13 @@ def check_steady(
 
     With ids, only the ids and what goes into the requests matter. Without ids, a row is matched by all that it holds.
     """
+    if is_connect(rows.sparkSession):
+        if where is not None:
+            _check_predicate(rows, where)
+        return
     query = VolatileQuery(rows)
     if where is not None and (expr := query.predicate()) is not None:
-        raise JobError(
-            f"--where {where!r} selects different rows each time it is evaluated, by {expr.sql}, so a rerun could not "
-            "tell which rows are left; use --limit, or a condition on the rows' values"
-        )
+        raise _other_rows(where, expr.sql)
     ids = set(id_columns)
     columns = query.columns()
     if not ids:
@@ -113,6 +116,28 @@ def check_steady(
                 f"column {column!r} of input {name!r} {role}, and it is made by {expr.sql}, which gives another value "
                 f"each time the input is read. Take another column, or {_REMEDY}"
             )
+
+
+def _check_predicate(rows: "DataFrame", where: str) -> None:
+    """Raise ``JobError`` for a condition that Spark calls nondeterministic: all that a client of Connect can ask."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F  # noqa: N812
+
+    one = rows.sparkSession.range(1).toDF(free_name("__pipemax_one", rows.columns))
+    try:
+        _ = one.join(rows, F.expr(where)).schema  # the condition of a join may not be
+    except AnalysisException as error:
+        if error.getCondition() != "INVALID_NON_DETERMINISTIC_EXPRESSIONS":
+            return
+        by = (error.getMessageParameters() or {}).get("sqlExprs", where)
+        raise _other_rows(where, by.strip('"')) from error
+
+
+def _other_rows(where: str, by: str) -> JobError:
+    return JobError(
+        f"--where {where!r} selects different rows each time it is evaluated, by {by}, so a rerun could not tell which "
+        "rows are left; use --limit, or a condition on the rows' values"
+    )
 
 
 class Volatility(StrEnum):

@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pipemax.wire import ProcessIdentity, pid_namespace
 from pipemax_spark.errors import JobError, OtherRunError
 from pipemax_spark.rows.chunks import Chunk
-from pipemax_spark.storage.hadoop import HadoopFiles, check_storage
+from pipemax_spark.spark.session import is_connect
+from pipemax_spark.storage.executor_files import Files, spool_fault_of
+from pipemax_spark.storage.hadoop import check_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +51,7 @@ _ENDED = "ended"
 running."""
 _STOP = "stop"
 """Tells a run to stop; it names the run that takes over."""
+_HEARTBEAT = "heartbeat"
 _HEARTBEAT_S = 10.0
 _STOPS_WITHIN_S = 120.0
 """How long a run that takes over waits for the other one to stop: a heartbeat, and the end of its Spark jobs."""
@@ -82,7 +85,7 @@ class WorkDirectory:
 
     def __init__(
         self,
-        files: HadoopFiles,
+        files: Files,
         base: str,
         *,
         table_id: str,
@@ -142,11 +145,16 @@ class WorkDirectory:
     def spool_path(self) -> str:
         return f"{self.path}/{_SPOOL}"
 
+    @property
+    def heartbeat_path(self) -> str:
+        """The file that changes while the run lives."""
+        return f"{self.path}/{_HEARTBEAT}"
+
     def __enter__(self) -> Self:
         """Claim the directory. Raise ``OtherRunError`` while another run lives here, unless this one takes over."""
         marker = {"kind": _KIND, "table_id": self._table_id, "run_id": self._run_id, **_this_process()}
         self._files.write_text(f"{self.path}/{_MARKER}", json.dumps(marker))
-        self._files.write_text(f"{self.path}/heartbeat", "")
+        self._files.write_text(self.heartbeat_path, "")
         self._thread.start()
         try:
             for other in self._files.list(self._root):
@@ -300,7 +308,7 @@ class WorkDirectory:
             return False
         if _sees_processes_of(owner):
             return not _has_died(owner)
-        beat = self._files.modified_ms(f"{path}/heartbeat")
+        beat = self._files.modified_ms(f"{path}/{_HEARTBEAT}")
         self._say(
             f"run {run_id} left a work directory ({_describe(owner)}); waiting {self._dead_after_s:.0f} s to see "
             "whether it is still running"
@@ -308,7 +316,7 @@ class WorkDirectory:
         deadline_s = time.monotonic() + self._dead_after_s
         while time.monotonic() < deadline_s:
             time.sleep(min(1.0, self._dead_after_s / 4))
-            if self._files.modified_ms(f"{path}/heartbeat") != beat:
+            if self._files.modified_ms(f"{path}/{_HEARTBEAT}") != beat:
                 # Its heart beats, or it has just ended and removed its directory: in both cases it was alive.
                 return self._files.exists(path)
         return False
@@ -335,7 +343,7 @@ class WorkDirectory:
             if not is_ours:
                 log.warning("the work directory %s is gone: another run has taken over", self.path)
                 return
-            self._write_if_possible("heartbeat", str(time.time()))
+            self._write_if_possible(_HEARTBEAT, str(time.time()))
 
     def _look_whether_to_stop(self) -> None:
         path = f"{self.path}/{_STOP}"
@@ -364,8 +372,12 @@ def work_base(work_dir: str | None, table_location: str) -> str:
 
 
 def usable_work_base(spark: "SparkSession", work_dir: str | None, table_location: str) -> str:
-    """Return ``work_base``. Raise ``JobError`` if it is on storage that the session does not know."""
+    """Return ``work_base``. Raise ``JobError`` if it is on storage that the session, or its executors, do not know."""
     base = work_base(work_dir, table_location)
+    if is_connect(spark):
+        if fault := spool_fault_of(spark, base):
+            raise JobError(f"work-dir {base!r} cannot be written ({fault}); name one that all executors see")
+        return base
     try:
         check_storage(base, spark, option="work-dir")
     except JobError as error:

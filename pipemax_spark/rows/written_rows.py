@@ -19,6 +19,7 @@ from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.checked import Checked
 from pipemax_spark.rows.chunks import SliceSpan
 from pipemax_spark.rows.workdir import LeftRun
+from pipemax_spark.spark.session import is_connect
 from pipemax_spark.storage.fence import (
     is_before_chunks_of,
     is_claim,
@@ -169,6 +170,8 @@ def condition_of(rows: "DataFrame") -> list[str] | None:
 
     Return None if the query reads more than one table, because the other table's rows then matter too.
     """
+    if is_connect(rows.sparkSession):  # which shows no plan
+        return None
     plan = rows._jdf.queryExecution().optimizedPlan()
     text = re.sub(r"#\d+L?", "", str(plan.toString()))
     if plan.collectLeaves().size() != 1 or "subquery" in text:

@@ -43,9 +43,8 @@ ARROW_BATCH_ROWS = 1_024
 """Tasks read ahead by one Arrow batch; with Spark's default of 10,000 rows, long prompts would take a lot of memory per
 slot."""
 _NEEDS_CLASSIC = (
-    "The job needs a classic session: it reads Delta's log, watches its tasks and receives its engines' reports in "
-    "the driver, which Connect does not reach. Run it with spark-submit or on dedicated compute. annotate() and "
-    "pipemax_udf() work over Connect if the server's executors have this package"
+    "This needs a classic session, in the driver: run it with spark-submit or on dedicated compute. annotate_table(), "
+    "annotate() and pipemax_udf() work over Connect if the server's executors have this package"
 )
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 LOCAL_SNAPSHOT_PARTITIONS = 4
@@ -158,7 +157,7 @@ def is_connect(session: "SparkSession") -> bool:
 
 def is_local(session: "SparkSession") -> bool:
     """Tell whether all of the session's tasks run on this machine, in the driver."""
-    return re.match(r"local(\[|$)", session.conf.get("spark.master") or "") is not None
+    return re.match(r"local(\[|$)", session.conf.get("spark.master", None) or "") is not None
 
 
 def _set_environment(log_dir: Path) -> None:
@@ -278,9 +277,14 @@ def _delta_package(spark_version: str) -> str | None:
     return DELTA_PACKAGES.get(".".join(spark_version.split(".")[:2]))
 
 
-def check_session(session: "SparkSession") -> None:
-    """Raise ``JobError`` if the job cannot run in this session: it is a Spark Connect session, or it has no Delta."""
+def check_session(session: "SparkSession", *, takes_connect: bool = False) -> None:
+    """Raise ``JobError`` if the job cannot run in this session: it has no Delta, or it is a Spark Connect session.
+
+    With ``takes_connect`` such a session is fine, and its first statement shows whether it has Delta.
+    """
     if is_connect(session):
+        if takes_connect:
+            return
         raise JobError(f"this is a Spark Connect session. {_NEEDS_CLASSIC}")
     jvm: Any = session._jvm
     if jvm.org.apache.spark.util.Utils.classIsLoadable(_EXTENSION):

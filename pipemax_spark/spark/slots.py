@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipemax_spark.spark.session import is_connect
+from pipemax_spark.spark.session import is_connect, is_local
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -78,14 +78,15 @@ class Slots:
 def slots_of(spark: "SparkSession") -> Slots:
     """Count the slots for tasks that annotate, on all executors that exist or, if the settings say so, will exist.
 
-    Needs a classic session.
+    Over Spark Connect this runs a small Spark job, and takes all slots for one executor's if the settings do not say.
     """
     cores_per_task = cores_per_annotating_task(spark)
     total = _total_slots(spark, cores_per_task)
-    master = spark.conf.get("spark.master") or ""
-    if master.startswith("local") and not master.startswith("local-cluster"):
+    if is_local(spark):
         return Slots(total=total, per_executor=total)
     if spark.conf.get("spark.executor.cores", None) is None:
+        if is_connect(spark):
+            return Slots(total=total, per_executor=total)
         # An executor of a standalone cluster takes all of its worker's cores.
         running = max(1, spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1)
         return Slots(total=total, per_executor=max(1, _present_cores(spark) // cores_per_task // running))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipemax_spark.errors import JobError, cause_of
+from pipemax_spark.spark.session import is_connect
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -43,8 +44,11 @@ class HadoopFiles:
     """
 
     def __init__(self, spark: "SparkSession") -> None:
-        assert spark._jvm is not None, "the session has no JVM"
-        self._jvm = spark._jvm
+        if is_connect(spark):
+            raise JobError(
+                "over Spark Connect this needs a file of this machine or a Delta table, not other storage"
+            )
+        self._jvm: Any = spark._jvm
         self._configuration = spark._jsc.hadoopConfiguration()
 
     def qualified(self, path: str) -> str:

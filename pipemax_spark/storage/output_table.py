@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from pipemax_spark.errors import JobError
+from pipemax_spark.spark.session import is_connect
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.iceberg_catalog import is_in_iceberg_catalog
 from pipemax_spark.storage.names import is_path, provider_of
@@ -23,7 +25,19 @@ def open_table(spark: "SparkSession", name: str) -> OutputTable:
         return DeltaTable(spark, name)
     try:
         provider = provider_of(spark, name)
+        if is_connect(spark):
+            _refuse_iceberg(name, provider)
+            return DeltaTable(spark, name)
         is_iceberg = is_in_iceberg_catalog(spark, name) if provider is None else provider == "iceberg"
     except PySparkException:  # no name of a table: the first question to the table says so
         is_iceberg = False
     return IcebergTable(spark, name) if is_iceberg else DeltaTable(spark, name)
+
+
+def _refuse_iceberg(name: str, provider: str | None) -> None:
+    """Raise ``JobError`` for an Iceberg table: its commits are fenced in the driver's JVM."""
+    if provider == "iceberg":
+        raise JobError(
+            f"{name!r} is an Iceberg table, which a job over Spark Connect neither reads nor writes; run it in a "
+            "classic session, or take a Delta table"
+        )

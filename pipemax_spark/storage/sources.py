@@ -8,9 +8,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import JobError, cause_of
+from pipemax_spark.spark.session import is_connect
 from pipemax_spark.storage import openai_batch
 from pipemax_spark.storage.bad_lines import BadLines, unless_unreadable
-from pipemax_spark.storage.hadoop import HadoopFiles, options_for_files
+from pipemax_spark.storage.executor_files import Files, files_of
+from pipemax_spark.storage.hadoop import options_for_files
 from pipemax_spark.storage.iceberg import IcebergTable
 from pipemax_spark.storage.names import COMPRESSION_SUFFIXES, FORMATS_BY_SUFFIX, exists, is_path, provider_of
 from pipemax_spark.storage.output_table import open_table
@@ -26,6 +28,9 @@ _TIME_TRAVEL = ("versionasof", "timestampasof")
 _CHANGE_FEED = ("readchangefeed", "readchangedata")
 """Delta's read options that choose a version, and those that read changes in place of rows, in lower case."""
 FORMATS = ("delta", "parquet", "csv", "json", openai_batch.FORMAT)
+
+
+_DELTA_ONLY = "the job reads nothing else; write the rows to one, as in df.write.saveAsTable(…)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ def read_source(
     try:
         if not is_path(name):
             return _read_table(spark, name, options or {})
-        path = HadoopFiles(spark).qualified(name)
+        path = files_of(spark).qualified(name)
         if file_format == openai_batch.FORMAT:
             return _read_batch(spark, path, options or {}, bad_lines, warn)
         return _read_path(spark, path, file_format, options or {})
@@ -88,6 +93,8 @@ def _read_table(spark: "SparkSession", name: str, options: Mapping[str, str]) ->
             f"there is no table {name!r}; for files, give a path such as ./{name} or an absolute one"
         )
     table = open_table(spark, name)
+    if is_connect(spark) and not table.exists():
+        raise JobError(f"input {name!r} is not a Delta table, and over Spark Connect {_DELTA_ONLY}")
     if not table.exists():
         # A view, or a table of another format, is read in its current state.
         if options and not provider_of(spark, name):
@@ -121,7 +128,7 @@ def _read_batch(
         raise JobError(
             "--input-option encoding cannot be read with openai-batch: its files are UTF-8; convert them"
         )
-    ours = options_for_files(path, is_pattern=_is_pattern(HadoopFiles(spark), path))
+    ours = options_for_files(path, is_pattern=_is_pattern(files_of(spark), path))
     requests = openai_batch.read_requests(
         spark, path, options={**ours, **options}, drops_bad_lines=bad_lines is BadLines.DROP
     )
@@ -131,7 +138,7 @@ def _read_batch(
     return Source(rows=requests.rows, name=path, description=description, is_blank=requests.is_empty)
 
 
-def _is_pattern(files: HadoopFiles, path: str) -> bool:
+def _is_pattern(files: Files, path: str) -> bool:
     """Tell whether the path is a pattern such as /data/*.parquet. Raise ``JobError`` if nothing is there."""
     if files.exists(path):
         return False
@@ -143,11 +150,13 @@ def _is_pattern(files: HadoopFiles, path: str) -> bool:
 def _read_path(
     spark: "SparkSession", path: str, file_format: str | None, options: Mapping[str, str]
 ) -> Source:
-    files = HadoopFiles(spark)
+    files = files_of(spark)
     table = DeltaTable(spark, path)
     if file_format in (None, "delta") and table.exists():
         return _pinned(table, options)
     is_pattern = _is_pattern(files, path)
+    if is_connect(spark):
+        raise JobError(f"input {path!r} holds no Delta table, and over Spark Connect {_DELTA_ONLY}")
     if any(entry.name.endswith(".metadata.json") for entry in files.list(f"{path}/metadata")):
         raise JobError(
             f"input {path!r} holds an Iceberg table, which is read by its name: give catalog.schema.table"
@@ -183,6 +192,7 @@ def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
     version = table.version_named(chosen) if chosen else table.version()
     others = {name: value for name, value in options.items() if name not in chosen}
     rows = table.read(version=version, options=others)
+    _ = rows.schema  # over Spark Connect nothing is looked at before
     return Source(
         rows=rows,
         name=table.name,
@@ -193,7 +203,7 @@ def _pinned(table: DeltaTable, options: Mapping[str, str]) -> Source:
     )
 
 
-def _format_of(files: HadoopFiles, path: str) -> str | None:
+def _format_of(files: Files, path: str) -> str | None:
     """Return the format by the path's ending, else by the endings of the files in it."""
     names = [path, *sorted(entry.name for entry in files.list(path) if not entry.name.startswith(("_", ".")))]
     for name in names:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import CommitRefusedError, JobError, cause_of
 from pipemax_spark.spark.helper_columns import free_name
+from pipemax_spark.spark.session import is_connect
 from pipemax_spark.spark.sql import literal, quoted
 from pipemax_spark.storage.hadoop import HadoopFiles, plain_path
 from pipemax_spark.storage.names import is_path, provider_of, sql_name
@@ -41,6 +42,8 @@ _FOREIGN = re.compile(
 """Another writer's commit conflicted with this one. Nothing was committed, so the commit can be retried."""
 _NO_VALUE = "DELTA_MISSING_NOT_NULL_COLUMN_VALUE"
 """The rows lack a NOT NULL column that Delta cannot fill; Delta refuses this even if there are no rows."""
+_NO_TABLE = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE")
+"""Conditions of Delta's errors where there is no Delta table at a path."""
 _COMMIT_ATTEMPTS = 5
 _FIRST_COMMITS_READ = 16
 _GROWTH = 8
@@ -136,6 +139,8 @@ class DeltaTable(CommitHistory):
 
     def exists(self) -> bool:
         """Tell whether the Delta table exists: False also for tables and views that are not Delta's."""
+        if is_connect(self._spark):
+            return self._has_history() if self._by_path else provider_of(self._spark, self.name) == "delta"
         if self._by_path:
             files, log = HadoopFiles(self._spark), f"{self.name}/_delta_log"
             if files.exists(f"{log}/{0:020}.json") or files.exists(f"{log}/_last_checkpoint"):
@@ -143,6 +148,18 @@ class DeltaTable(CommitHistory):
             # A job that was killed while it created the table has left a log without a commit.
             return any(entry.name[:20].isdecimal() for entry in files.list(log))
         return provider_of(self._spark, self.name) == "delta"
+
+    def _has_history(self) -> bool:
+        """Tell whether Delta finds a table at the path, for a session that has no other view of the files there."""
+        from pyspark.errors import AnalysisException
+
+        try:
+            self.version()
+        except AnalysisException as error:
+            if (error.getCondition() or "").startswith(_NO_TABLE):
+                return False
+            raise
+        return True
 
     def check_usable(self, *, replaces: str | None) -> None:
         """Raise ``JobError`` if the table cannot be a job's output; Delta's rules are checked with the columns."""
@@ -190,7 +207,7 @@ class DeltaTable(CommitHistory):
         from pyspark.sql import functions as F  # noqa: N812
 
         [(name, value)] = option.items()
-        self.read(options=option)  # Delta says itself what is wrong with it
+        _ = self.read(options=option).schema  # Delta says itself what is wrong with it
         if name.lower() == "versionasof":
             return int(value)
         history = self._spark.sql(f"DESCRIBE HISTORY {self.sql_name}")

@@ -1,8 +1,10 @@
-"""A Spark Connect server, and the calls that ``test_connect`` makes of it from a process of its own.
+"""A Spark Connect server, and the calls that the tests make of it from a process of its own.
 
 That process is a client only: a process with a classic session, such as pytest's, cannot have a Connect session too.
 """
 
+import contextlib
+import io
 import os
 import shlex
 import socket
@@ -10,12 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipemax.wire import PACKAGE_VERSION
-from pipemax_spark import annotate, annotate_table, pipemax_udf, register
+from pipemax_spark import annotate, annotate_table, compare_prompts, pipemax_udf, register
 from pipemax_spark.spark import executor_call
+from pipemax_spark.storage.executor_files import files_of
 from tests.spark.processes import SMALL_SPARK
 from tests.waiting import wait_until
 
@@ -58,9 +62,12 @@ def _listens(port: int) -> bool:
     return True
 
 
-def open_session(address: str) -> None:
+def open_session(address: str, directory: str | None = None) -> None:
+    """Open this process's session; ``directory`` becomes the one in which it works."""
     from pyspark.sql import SparkSession
 
+    if directory is not None:
+        os.chdir(directory)
     SparkSession.builder.remote(address).getOrCreate()
 
 
@@ -121,5 +128,56 @@ def annotate_as_version(version: str, **options: Any) -> None:
         executor_call.PACKAGE_VERSION = PACKAGE_VERSION
 
 
-def run_job(**options: Any) -> None:
-    annotate_table(active_session(), **options)
+def run_sql(*statements: str) -> None:
+    for statement in statements:
+        active_session().sql(statement)
+
+
+def write_table(path: str, num_rows: int, file_format: str = "delta") -> None:
+    words(active_session(), num_rows).write.format(file_format).save(path)
+
+
+def run_job(**options: Any) -> dict[str, Any]:
+    """The summary of a job, and what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        summary = annotate_table(active_session(), **options)
+    assert summary is not None
+    return {**asdict(summary), "printed": printed.getvalue()}
+
+
+def compare(**options: Any) -> None:
+    compare_prompts(active_session(), **options)
+
+
+def file_answers(directory: str, spark: Any = None) -> list[Any]:
+    """What the files of a session of either kind answer to the same steps in a directory that does not exist."""
+    files = files_of(spark or active_session())
+    below, path = f"{directory}/a b", f"{directory}/a b/note.txt"
+    answers: list[Any] = [files.exists(path), files.modified_ms(path), files.list(directory)]
+    files.write_text(path, "zwölf")
+    answers += [files.exists(path), files.read_text(path), files.modified_ms(path) is None]
+    answers += [*files.list(directory), *files.list(below)]
+    files.write_text(path, "two")
+    files.delete_if_empty(below)
+    answers += [files.read_text(path), files.qualified(path), files.qualified(f"file://{path}")]
+    files.delete(path)
+    files.delete(path)
+    try:
+        files.read_text(path)
+    except FileNotFoundError as error:
+        answers.append(str(error))
+    files.delete_if_empty(below)
+    files.write_text(path, "three")
+    files.delete(directory)
+    return [*answers, files.exists(below), files.exists(directory)]
+
+
+def run_job_in_mlflow(store: str, **options: Any) -> tuple[str, str | None, str | None]:
+    """The id of this process's run, that of the job's, and the id of the run that this names as its parent."""
+    import mlflow
+
+    mlflow.set_tracking_uri(store)
+    with mlflow.start_run() as run:
+        summary = run_job(**{**options, "mlflow_experiment": "pipemax"})
+    job_run = mlflow.get_run(summary["mlflow_run_id"])
+    return run.info.run_id, job_run.info.run_id, job_run.data.tags.get("mlflow.parentRunId")

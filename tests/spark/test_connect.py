@@ -1,4 +1,4 @@
-"""``annotate()`` and the UDF over Spark Connect, and what the job says there."""
+"""``annotate()`` and the UDF over Spark Connect, and what is refused there."""
 
 import multiprocessing
 import os
@@ -121,9 +121,11 @@ def test_another_version_of_the_package_on_the_server_is_refused(
         call(connect_client.annotate_as_version, "0.0.1", **options)
 
 
-def test_the_job_refuses_a_connect_session_and_names_what_works(call: Callable[..., Any]) -> None:
-    with pytest.raises(JobError, match=r"Spark Connect session.*annotate\(\)"):
-        call(connect_client.run_job, input="in", output="out", model="fake", prompt_column="text")
+def test_what_needs_the_driver_refuses_a_connect_session_and_names_what_works(
+    call: Callable[..., Any],
+) -> None:
+    with pytest.raises(JobError, match=r"Spark Connect session.*annotate_table\(\), annotate\(\)"):
+        call(connect_client.compare, input="in", model="fake", templates=["{text}", "Say {text}"])
 
 
 @pytest.mark.parametrize("variable", [{"SPARK_REMOTE": "sc://nowhere:1"}, {"SPARK_API_MODE": "connect"}])

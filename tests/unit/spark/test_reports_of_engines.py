@@ -15,15 +15,17 @@ from rich.console import Console
 from pipemax.wire import JobOutlook, JobStats, ServerStats
 from pipemax_spark.executor.task_reports import TASK_ENDED_STATE, TASK_STATE, TaskReporter
 from pipemax_spark.report.charts import charts_of, picture_of
-from pipemax_spark.report.collector import Collector
+from pipemax_spark.report.collector import Collector, UnheardCollector
 from pipemax_spark.report.engine_log import EngineLog, ReportThinner
 from pipemax_spark.report.engine_tracks import EngineTracks
 from pipemax_spark.report.policy_notes import PolicyNotes, wants_row_lengths
+from pipemax_spark.report.progress import Progress, ProgressLine
 from pipemax_spark.report.report_totals import SILENT_S
 from pipemax_spark.report.summary import Summary, earlier_length_correlation
 from pipemax_spark.report.terminal import Terminal
 from pipemax_spark.report.time_accounts import NO_ENGINE, TimeAccounts, describe_account, whole_account
 from pipemax_spark.report.tracking import Tracker
+from pipemax_spark.request.error_limits import ErrorLimits
 from tests.fakes.collector import FakeCollector
 from tests.fakes.server_reports import outlook_after, server_report
 
@@ -149,6 +151,17 @@ def _report_after_s(collector: Collector, reports: list[ServerStats]) -> float:
     outlooks = [outlook_after(collector, stats) for stats in reports]
     assert outlooks[-1] is not None
     return outlooks[-1].report_after_s
+
+
+def test_where_nobody_can_report_what_is_committed_is_the_progress() -> None:
+    with UnheardCollector(job_id="job") as collector:
+        line = ProgressLine(show=lambda text: None, period_s=1.0)
+        progress = Progress(collector, line, limits=ErrorLimits(max_rate=0.5), stop_job=lambda reason: None)
+        progress.expect(60)
+        assert "starting tasks and engines" in progress.line(progress.take_sample())
+        collector.committed(40)
+        assert "40 of 60 rows" in progress.line(progress.take_sample())
+    assert (collector.address, collector.engines(), collector.silent_s()) == (None, 0, inf)
 
 
 def test_the_roomiest_engine_says_how_many_rows_keep_engines_fed() -> None:

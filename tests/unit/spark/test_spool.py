@@ -173,3 +173,17 @@ def test_rows_are_dealt_as_they_were_the_first_time(tmp_path: Path) -> None:
     root = str(tmp_path / "name")
     assert dealt_directory(root, 8) == (f"{root}/of-8", 8)
     assert dealt_directory(root, 32) == (f"{root}/of-8", 8)
+
+
+def test_a_task_beats_for_its_run_and_keeps_nothing_once_that_is_removed(tmp_path: Path) -> None:
+    beats, spooled = tmp_path / "heartbeat", tmp_path / "spool"
+    beats.touch()
+    with Spool(str(spooled), partition=0, beats=str(beats)) as spool:
+        spool.keep(pa.array(["a"]), completions(["answer"]))
+    assert float(beats.read_text()) > 0
+    assert recall(spooled, ["a"]).num_rows == 1
+    beats.unlink()
+    with Spool(str(spooled), partition=1, beats=str(beats)) as spool:
+        spool.keep(pa.array(["b"]), completions(["answer"]))
+    assert not beats.exists()
+    assert not (spooled / "part-00001").exists()
