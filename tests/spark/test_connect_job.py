@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipemax_spark import annotate_table
-from pipemax_spark.errors import JobError
+from pipemax_spark.errors import JobError, JobFailedError
 from tests.fakes.engine_python import write_engine_python
 from tests.fakes.settings import expected_text, fake_config
 from tests.spark import connect_client
@@ -122,6 +122,26 @@ def test_what_a_killed_client_left_is_finished_by_the_next_and_each_row_is_there
     assert ids(spark, options) == Counter(range(num_rows))
 
 
+def test_a_claim_fences_off_a_clients_commit_that_is_under_way(
+    server: Server, options: dict[str, Any], call: Callable[..., Any], spark: Any, tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    # Two rows are two tasks, and leave a slot for the other client.
+    options |= {"engine": fake_config(held_by=str(held), held_row_s=3_600.0), "limit": 2}
+    with client_of(server) as client, client_of(server) as other:
+        first = client.submit(connect_client.run_job, **options)
+        begun = Path(options["output"], "_pipemax")
+        wait_until(lambda: first.done() or any(begun.glob("*/*/chunks/0.json")), 120, "the first chunk")
+        second = other.submit(connect_client.run_job, **options, work_dir=str(tmp_path / "elsewhere"))
+        wait_until(lambda: second.done() or num_claims(options) == 12, 120, "the second job's claim")
+        held.unlink()
+        assert second.result()["rows_out"] == 2
+        with pytest.raises(JobFailedError, match=r"was taken over by run \S+ while this run"):
+            first.result()
+    assert sorted(ids(spark, options).values()) == [1, 1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -154,6 +174,46 @@ def test_a_condition_with_other_rows_each_time_is_refused(
         call(connect_client.run_job, **options, where="rand() > 0.5")
 
 
+def test_a_row_that_fails_ends_the_job_that_is_to_fail_on_errors(
+    call: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    with pytest.raises(JobFailedError, match=r"engine_error.*the fake failed this row, as it was told"):
+        call(connect_client.run_job, **{**options, "template": "{text} [[error]]", "on_error": "fail"})
+
+
+def test_tables_have_names_in_the_servers_catalog(
+    call: Callable[..., Any], options: dict[str, Any], spark: Any, tmp_path: Path
+) -> None:
+    call(
+        connect_client.run_sql,
+        f"CREATE DATABASE named LOCATION '{tmp_path}/named'",
+        f"CREATE TABLE named.words USING delta AS SELECT * FROM delta.`{options['input']}`",
+        f"CREATE VIEW named.some AS SELECT * FROM delta.`{options['input']}`",
+    )
+    named = {**options, "input": "named.words", "output": "named.answers"}
+    assert call(connect_client.run_job, **named)["rows_out"] == ROWS
+    assert call(connect_client.run_job, **named)["rows_skipped"] == ROWS
+    assert ids(spark, {"output": str(tmp_path / "named" / "answers")}) == Counter(range(ROWS))
+    with pytest.raises(JobError, match=r"input 'named\.some' is not a Delta table, and over Spark Connect"):
+        call(connect_client.run_job, **{**named, "input": "named.some"})
+
+
+def test_rows_that_fail_end_the_job_with_the_sentence_of_a_classic_session(
+    call: Callable[..., Any], options: dict[str, Any], spark: Any, tmp_path: Path
+) -> None:
+    said = []
+    for run in (
+        lambda **given: call(connect_client.run_job, **given),
+        lambda **given: annotate_table(spark, **given),
+    ):
+        output = str(tmp_path / f"out-{len(said)}")
+        with pytest.raises(JobFailedError) as failed:
+            run(**{**options, "output": output, "template": "{text} [[error]]"})
+        said.append(str(failed.value).replace(output, "OUT"))
+    assert "the fake failed this row" in said[0]
+    assert said[0] == said[1]
+
+
 def test_an_option_that_a_client_cannot_have_is_refused_by_its_name(
     call: Callable[..., Any], options: dict[str, Any]
 ) -> None:
@@ -174,3 +234,12 @@ def test_an_input_that_is_no_delta_table_is_refused(
 def test_a_client_sees_files_as_the_driver_does(call: Callable[..., Any], spark: Any, tmp_path: Path) -> None:
     directory = str(tmp_path / "work")
     assert call(connect_client.file_answers, directory) == connect_client.file_answers(directory, spark)
+
+
+def test_the_run_is_the_child_of_the_clients_mlflow_run(
+    call: Callable[..., Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    parent, child, named = call(connect_client.run_job_in_mlflow, store, **options)
+    assert named == parent
+    assert child is not None
