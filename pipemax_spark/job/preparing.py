@@ -346,7 +346,7 @@ class Preparing:
         """
         if not slices.spans:
             return None
-        rows = self._slicing.read(slices.spans)
+        rows = slices.sliced or self._slicing.read(slices.spans)
         if slices.rows is not None and rows.rows != slices.rows:
             raise JobFailedError(
                 f"{slices.rows:,} rows were to be recorded and {rows.rows:,} were: the input "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.job.early_start import EarlyStart
 from pipemax_spark.job.job import Job
-from pipemax_spark.rows.chunks import pick_slices
+from pipemax_spark.rows.chunks import SlicedRows, pick_slices
 from pipemax_spark.rows.slicing import Slices, Slicing
 from pipemax_spark.rows.workdir import LeftRun
 from pipemax_spark.rows.written_rows import Committed, DeadRun
@@ -44,7 +44,8 @@ class Resuming:
         if committed is None:
             return None
         left = set(range(len(rows.slice_rows))) - committed.slices
-        if not left or not self._are_there(left, slicing):
+        sliced = self._read(left, slicing) if left else None
+        if sliced is None:
             return None
         num_left = sum(rows.slice_rows[place] for place in left)
         self.job.terminal.say(
@@ -65,7 +66,8 @@ class Resuming:
                 spans.insert(0, slicing.write(number, rest, begun.rows - num_done))
         self.job.work.drop_left_spools()
         earlier_runs = (dead.run.run_id, *rows.earlier_runs)
-        return Slices(spans=tuple(spans), rows=num_left, earlier_runs=earlier_runs)
+        sliced = None if in_flight else sliced
+        return Slices(spans=tuple(spans), rows=num_left, earlier_runs=earlier_runs, sliced=sliced)
 
     def _in_flight(self, committed: Committed) -> set[int]:
         """Return the slices of which the dead run may have completed some rows without committing them."""
@@ -74,21 +76,20 @@ class Resuming:
         chunks = self.job.work.noted_chunks(self.dead.run, besides=committed.chunks)
         return {place for chunk in chunks for place in range(chunk.first_slice, chunk.end_slice)}
 
-    def _are_there(self, slices: Set[int], slicing: Slicing) -> bool:
-        """Tell whether all rows of these slices can still be read."""
+    def _read(self, slices: Set[int], slicing: Slicing) -> SlicedRows | None:
+        """Return the rows of these slices, or None if some of them can no longer be read."""
         from pyspark.errors import AnalysisException
 
         rows = self.dead.rows
-        slice_rows: tuple[int, ...] = ()
         with contextlib.suppress(AnalysisException):  # a whole directory is gone
-            slice_rows = slicing.read(pick_slices(rows.spans, slices)).slice_rows
-        are_there = list(slice_rows) == [rows.slice_rows[place] for place in sorted(slices)]
-        if not are_there:
-            self.job.terminal.warn(
-                f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so this run "
-                "determines again which rows are left"
-            )
-        return are_there
+            sliced = slicing.read(pick_slices(rows.spans, slices))
+            if list(sliced.slice_rows) == [rows.slice_rows[place] for place in sorted(slices)]:
+                return sliced
+        self.job.terminal.warn(
+            f"rows that run {self.dead.run.run_id} had prepared were lost from its work directory, so this run "
+            "determines again which rows are left"
+        )
+        return None
 
 
 def resuming_of(job: Job) -> Resuming | None:

@@ -29,6 +29,8 @@ class Slices:
     """The number of rows that were left, including those beyond ``--limit``; by default, the rows of the slices."""
     earlier_runs: tuple[str, ...] = ()
     """The dead runs that had recorded some of them."""
+    sliced: SlicedRows | None = None
+    """Their rows, if they were read already: that counts them, in as many files as there are slices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,17 +34,20 @@ def chunk_of_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 class DyingTable(DeltaTable):
     """A table at whose commit of chunk ``dies_at`` the run fails, with all rows of the chunk completed.
 
-    The chunk before it is committed first.
+    The chunk before it is committed first. Without ``completes``, no row of it or of later ones is completed.
     """
 
-    def __init__(self, spark: Any, name: str, *, dies_at: int) -> None:
+    def __init__(self, spark: Any, name: str, *, dies_at: int, completes: bool = True) -> None:
         super().__init__(spark, name)
         self._dies_at = dies_at
+        self._completes = completes
         self._before_is_committed = threading.Event()
 
     def append(self, rows: Any, transaction: Transaction) -> None:
         found = re.match(r"pipemax run \S+ chunk (\d+)", transaction.note)
         number = int(found[1]) if found else -1
+        if number >= self._dies_at and not self._completes:
+            raise RuntimeError("the run dies")
         if number == self._dies_at:
             rows.write.format("noop").mode("overwrite").save()
             wait_until(self._before_is_committed.is_set, 120, "the chunk before is committed")
@@ -110,6 +113,18 @@ def test_runs_that_die_one_after_the_other_prepare_once(
     assert answers(run) == EVERY_ROW_ONCE
     assert summary.rows_skipped + summary.rows_out == NUM_ROWS
     assert not Path(run.output, "_pipemax").exists(), "nothing is left of the dead runs"
+
+
+@pytest.mark.long  # speed
+def test_rows_that_nobody_has_begun_are_counted_once(run: Jobs) -> None:
+    read_delta(run, id_columns=("id",))
+    with pytest.raises(RuntimeError, match="the run dies"):
+        run.run(table=DyingTable(run.spark, run.output, dies_at=0, completes=False))
+    with counted(run.spark) as work:
+        run.run()
+    assert f"{NUM_ROWS:,} of the rows that run" in run.printed
+    assert work.plans_with("max(__pipemax_rank") == 1
+    assert answers(run) == EVERY_ROW_ONCE
 
 
 @pytest.mark.long  # a variant of the deaths above
