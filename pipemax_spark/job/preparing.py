@@ -35,8 +35,8 @@ from pipemax_spark.job.resuming import resuming_of
 from pipemax_spark.job.reuse import Reuse, Reused
 from pipemax_spark.rows.annotated import output_schema
 from pipemax_spark.rows.chunks import SlicedRows
+from pipemax_spark.rows.id_columns import FEW_ROWS
 from pipemax_spark.rows.incremental import Batch
-from pipemax_spark.rows.left import FEW_ROWS
 from pipemax_spark.rows.order_by import first_rows, order_of
 from pipemax_spark.rows.slicing import Slices, Slicing
 from pipemax_spark.rows.workdir import LeftRun

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField, StructType
 
+FEW_ROWS = 500_000
+"""The ids of this many rows, or the hashes of their content, take about 50 MB in each executor."""
 _OCCURRENCE = "__pipemax_occurrence"
 _EXAMPLES = 3
 

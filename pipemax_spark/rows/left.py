@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 _KEY, _OCCURRENCE, _DONE = "__pipemax_key", "__pipemax_occurrence", "__pipemax_done"
 _LEFT = "__pipemax_left"
 
-FEW_ROWS = 500_000
-"""The ids of this many rows, or the hashes of their content, take about 50 MB in each executor."""
-
 
 def rows_left(
     rows: "DataFrame",

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipemax_spark.errors import cause_of
 from pipemax_spark.options import JobOptions
-from pipemax_spark.rows.id_columns import check_ids
-from pipemax_spark.rows.left import FEW_ROWS
+from pipemax_spark.rows.id_columns import FEW_ROWS, check_ids
 from pipemax_spark.rows.written_rows import condition_of
 from pipemax_spark.spark.helper_columns import free_name
 from pipemax_spark.spark.session import is_connect
@@ -94,16 +93,16 @@ def check_input_ids(
     ``table`` is the output, which need not exist. Return the note for the run's claim, or None.
     """
     shows_values = not options.no_sample
-    found = UniqueIds.of(source, options, id_columns)
-    earlier = None if found is None else found.noted(table)
-    if found is not None and earlier is not None:
-        if earlier == found:
-            return found.note
+    unique = UniqueIds.of(source, options, id_columns)
+    earlier = None if unique is None else unique.noted(table)
+    if unique is not None and earlier is not None:
+        if earlier == unique:
+            return unique.note
         appended = _appended(source, earlier)
         if appended is not None and _are_checked(source, appended, id_columns, shows_values=shows_values):
-            return found.note
+            return unique.note
     check_ids(source.rows, id_columns, shows_values=shows_values)
-    return None if found is None else found.note
+    return None if unique is None else unique.note
 
 
 def _mark(source: Source, version: int) -> str | None:

@@ -67,13 +67,13 @@ def appended_files(
 
 def appended_by(actions: Iterable[Action], *, until: int) -> list[AppendedFiles] | None:
     """Return the files that these actions, in the order of their versions, append; see ``appended_files``."""
-    found: list[AppendedFiles] = []
+    appended: list[AppendedFiles] = []
     names: dict[str, int] = {}
     last = until
 
     def close() -> None:
         if names:
-            found.append(AppendedFiles(version=last, names=frozenset(names), rows=sum(names.values())))
+            appended.append(AppendedFiles(version=last, names=frozenset(names), rows=sum(names.values())))
             names.clear()
 
     # Files that are joined with others are read in the version before.
@@ -92,7 +92,7 @@ def appended_by(actions: Iterable[Action], *, until: int) -> list[AppendedFiles]
             names[action.added] = action.rows
     last = until
     close()
-    return found
+    return appended
 
 
 def _actions(spark: "SparkSession", table: DeltaTable, versions: Sequence[int]) -> list[Action] | None:
@@ -106,7 +106,7 @@ def _actions(spark: "SparkSession", table: DeltaTable, versions: Sequence[int]) 
         lines = spark.read.schema(_ACTIONS).options(mode="FAILFAST", **LITERAL_PATH).json(paths)
     except AnalysisException:  # a file is gone
         return None
-    found = lines.select(
+    actions = lines.select(
         F.substring("_metadata.file_name", 1, 20).cast("long").alias("version"),
         _name("add").alias("added"),
         F.get_json_object("add.stats", "$.numRecords").cast("long").alias("rows"),
@@ -114,7 +114,7 @@ def _actions(spark: "SparkSession", table: DeltaTable, versions: Sequence[int]) 
         F.coalesce("add.dataChange", "remove.dataChange", F.lit(True)).alias("changes"),
         F.coalesce(F.col("metaData.configuration")[_COLUMN_MAPPING], F.lit("none")).alias("mapping"),
     )
-    rows = found.limit(_MAX_ACTIONS).collect()
+    rows = actions.limit(_MAX_ACTIONS).collect()
     if len(rows) == _MAX_ACTIONS or {row["version"] for row in rows} != set(versions):
         return None
     return [

@@ -5,6 +5,7 @@ holds, of each row, what was there before or what the job was to make of it.
 """
 
 import itertools
+import json
 import re
 import zipfile
 from collections import Counter
@@ -19,7 +20,7 @@ from pipemax_spark.errors import JobError, JobFailedError, NewSpec
 from pipemax_spark.options import JobOptions
 from pipemax_spark.request.prompts import PromptSource
 from pipemax_spark.storage.output_table import open_table
-from pipemax_spark.storage.spec_properties import spec_texts
+from pipemax_spark.storage.spec_properties import SPEC_PROPERTY
 from tests.spark.conftest import Jobs
 from tests.spark.histories.driver import Driver
 from tests.spark.histories.model import Held, Request, Row, after, is_between
@@ -38,6 +39,7 @@ _TAKEN_OVER = "was taken over by run|another run"
 _NO_IDENTITY = "which the output lacks, so its rows cannot be matched by content; give --id-columns"
 _NOTHING_TO_REUSE = "--reuse .* has no "
 _RUNNING = "another job, run"
+_TWO_KINDS = "may be one of these or an error row; give --retry-errors once they"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class History:
         self._ids = itertools.count()
         self._numbers = itertools.count()
         self._specs: dict[str, str] = {}
-        self._positions: dict[object, set[int | None]] = {}
+        self._positions: dict[tuple[str, str, str | None], set[int | None]] = {}
         self._drivers: list[Driver] = []
         self._paused: tuple[Driver, Run, Version] | None = None
         if begins_recorded and self.rng.random() < 0.1:
@@ -249,6 +251,7 @@ class History:
             case "restore" if is_free and output.restorable:
                 version, held = self.rng.choice(output.restorable)
                 output.restore(version, held)
+                self._may_rescan(output)
                 self._check(output, output.held, "a restored output")
                 return f"RESTORE {name} to version {version}"
             case "delete" if is_free and output.held:
@@ -277,6 +280,7 @@ class History:
                 "compact": (0.1, True),
                 "compute_each": (0.1, True),
                 "select": (0.15 if self.has_ids else 0, ("id", "text")),
+                "new_spec": (0.3, NewSpec.REPLACE),
             }
             others = [other for other in self._outputs if other is not output and other.exists]
             if others and rng.random() < 0.2:
@@ -288,6 +292,8 @@ class History:
 
     def _started(self, run: Run, *, stops_at: int | None) -> str:
         self.runs += 1
+        if run.has("new_spec"):
+            self._may_rescan(run.output)
         driver = Driver(self._jobs.spark, self._options(run), stops_at=stops_at)
         self._drivers.append(driver)
         is_done = driver.wait()
@@ -329,13 +335,12 @@ class History:
             output=run.output.name,
             source=PromptSource(template=f"{run.spec} {{text}}"),
             id_columns=("id",) if self.has_ids else (),
-            new_spec=NewSpec.STACK,
             max_error_rate=1.0,
             work_dir=run.work_dir,
             where=run.where,
             incremental=run.incremental,
             commit_every=timedelta(seconds=1),
-            **dict(run.options),
+            **{"new_spec": NewSpec.STACK, **dict(run.options)},
         )
 
     def _request(self, run: Run) -> Request:
@@ -347,6 +352,7 @@ class History:
             where=WHERE[run.where] if run.where else lambda _: True,
             retries_errors=run.has("retry_errors"),
             redoes_changed=run.has("redo_changed"),
+            replaces_specs=run.has("new_spec"),
         )
 
     # What may come of a job.
@@ -382,6 +388,9 @@ class History:
         others = [other for other in self._outputs if other.name == dict(run.options).get("reuse")]
         if any(all(entry.spec != run.spec for entry in other.held) for other in others):
             refusals.append(_NOTHING_TO_REUSE)
+        replaces = run.has("new_spec") and any(entry.spec != run.spec for entry in output.held)
+        if replaces and run.has("retry_errors") and not self.has_ids:
+            refusals.append(_TWO_KINDS)
         return refusals
 
     def _endings_since(self, run: Run, position: int) -> list[Ending]:
@@ -405,8 +414,14 @@ class History:
             endings.append(Ending(held=held, refused=_TWICE))
         return endings
 
-    def _position_key(self, run: Run) -> object:
+    def _position_key(self, run: Run) -> tuple[str, str, str | None]:
         return run.output.name, run.spec, run.where
+
+    def _may_rescan(self, output: Output) -> None:
+        """Note that nights may begin anew: a spec that was replaced comes back without its positions."""
+        for key, positions in self._positions.items():
+            if key[0] == output.name:
+                positions.add(None)
 
     def _advance(self, run: Run, *, is_certain: bool) -> None:
         if run.incremental:
@@ -465,7 +480,8 @@ class History:
     def _actual(self, output: Output) -> Held:
         def spec_of(spec_hash: str) -> str:
             if spec_hash not in self._specs:
-                text = spec_texts(open_table(output.spark, output.name).properties())[spec_hash]
+                properties = open_table(output.spark, output.name).properties()
+                text = json.loads(properties[f"{SPEC_PROPERTY}{spec_hash}"])["spec"]
                 self._specs[spec_hash] = next(spec for spec in SPECS if f'"{spec} ' in text)
             return self._specs[spec_hash]
 

@@ -4,7 +4,7 @@ A row's identity is its id or, without ids, the values of all columns that the i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class Request:
     where: Callable[[Row], bool] = lambda _: True
     retries_errors: bool = False
     redoes_changed: bool = False
+    replaces_specs: bool = False
 
     def identity(self, row: Row) -> object:
         if self.has_ids:
@@ -89,22 +90,50 @@ def after(request: Request, held: Held, whole: Sequence[Row], appended: Sequence
         if num_left > 0:
             result -= Counter(stale[:num_left])
             result[made] += num_left
+            if request.replaces_specs and not request.has_ids:
+                result -= _of_other_specs(request, held, key, num_left)
+    if request.replaces_specs and request.has_ids:
+        answered = {dict(entry.row)["id"] for entry in result if entry.spec == request.spec}
+        result = Counter({e: n for e, n in result.items() if not _is_replaced(request, e, answered)})
     return result
 
 
+def _is_replaced(request: Request, entry: Entry, answered: set[Any]) -> bool:
+    return entry.spec != request.spec and dict(entry.row)["id"] in answered
+
+
+def _of_other_specs(request: Request, held: Held, key: object, number: int) -> Held:
+    """Return the rows of other specs, of each up to ``number``, that answers to equal rows replace."""
+    others: dict[str, list[Entry]] = defaultdict(list)
+    for entry in held.elements():
+        if entry.spec != request.spec and request.identity(entry.row) == key:
+            others[entry.spec].append(entry)
+    return Counter(entry for entries in others.values() for entry in entries[:number])
+
+
 def is_between(request: Request, actual: Held, before: Held, end: Held) -> bool:
-    """Whether a run that makes ``end`` of ``before`` can have left ``actual``: of each row, all or some, each once."""
-    tables = [_by_key(request, table) for table in (actual, before, end)]
-    keys = {key for table in tables for key in table}
-    found = ([table.get(key, Counter()) for table in tables] for key in keys)
-    return all(now in (old, new) or old <= now <= new for now, old, new in found)
+    """Whether a run that makes ``end`` of ``before`` can have left ``actual``: of each row, all or some, each once.
+
+    An answer and the one of another spec that it replaces come and go at once, so no row is ever without one.
+    """
+    of_specs = _triples(request, (actual, before, end), by_spec=True)
+    if not all(now in (old, new) or old <= now <= new or new <= now <= old for now, old, new in of_specs):
+        return False
+    totals = (
+        [group.total() for group in groups]
+        for groups in _triples(request, (actual, before, end), by_spec=False)
+    )
+    return all(min(old, new) <= now <= max(old, new) for now, old, new in totals)
 
 
-def _by_key(request: Request, table: Held) -> dict[object, Held]:
-    groups: dict[object, Held] = defaultdict(Counter)
-    for entry, number in table.items():
-        groups[entry.spec, request.identity(entry.row)][entry] += number
-    return groups
+def _triples(request: Request, tables: Sequence[Held], *, by_spec: bool) -> Iterator[list[Held]]:
+    """Yield the rows that each table has of a row and, if ``by_spec``, of a spec."""
+    grouped: dict[object, list[Held]] = defaultdict(lambda: [Counter() for _ in tables])
+    for place, table in enumerate(tables):
+        for entry, number in table.items():
+            key = request.identity(entry.row)
+            grouped[(entry.spec, key) if by_spec else key][place][entry] += number
+    yield from grouped.values()
 
 
 def _is_redone(request: Request, entry: Entry, made: Entry) -> bool:
