@@ -10,13 +10,13 @@ day=$((10#${2:-$(date +%j)}))
 slice=$((day % 7)) share="" then=()
 
 spark() {  # The files of Spark's tests with these first letters, without those of slices 0 and 5.
-    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|notebooks|two_environments|yarn)\.py|test_cascade_'
+    ls tests/spark/test_[$1]*.py | grep -vE 'test_(cluster|connect|connect_job|notebooks|two_environments|yarn)\.py|test_cascade_'
 }
 
 case $slice in
     0) name="endpoints; environments, cluster, Connect, notebooks, YARN; advisories" then=("$bin/python" tools/audit.py "$bin/uv")
         tests=(tests/endpoints tests/spark/test_two_environments.py
-        tests/spark/test_cluster.py tests/spark/test_connect.py tests/spark/test_notebooks.py tests/spark/test_yarn.py) ;;
+        tests/spark/test_cluster.py tests/spark/test_connect*.py tests/spark/test_notebooks.py tests/spark/test_yarn.py) ;;
     1) name="parity of other engines, and of waves; Spark A to G" tests=(tests/parity/test_parity.py
         tests/parity/test_waves.py $(spark a-g)) ;;
     2) name="engines: failed starts, images, pooling, replicas; Spark H to K" tests=(tests/engine $(spark h-k)) ;;
