@@ -21,6 +21,7 @@ from pipemax_spark.executor.task import TaskPlan
 from pipemax_spark.functions.udf import Columns, UdfTask, spark_function, udf_plan
 from pipemax_spark.request.argument_types import checks_arguments, takes_fields
 from pipemax_spark.request.formats import ResponseFormat, response_schema
+from pipemax_spark.spark.session import current_session
 from pipemax_spark.transform import TemplateVariables
 
 if TYPE_CHECKING:
@@ -139,10 +140,9 @@ def pm_extract(col: "Column | str", schema: Any) -> "Column":
 
 
 def _call(kind: Kind, col: "Column | str", argument: Any) -> "Column":
-    from pyspark.sql import SparkSession
     from pyspark.sql import functions as F  # noqa: N812
 
-    spark = SparkSession.getActiveSession()
+    spark = current_session()
     if spark is None or not spark.catalog.functionExists(kind.value):
         raise JobError(
             f"{kind.value} is not registered in this session; call register_functions(spark, …) first"

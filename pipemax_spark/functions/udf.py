@@ -42,6 +42,7 @@ from pipemax_spark.request.argument_types import (
 )
 from pipemax_spark.request.formats import ResponseFormat
 from pipemax_spark.request.generation import check_pooling, with_image_settings, with_task
+from pipemax_spark.spark.session import current_session
 from pipemax_spark.transform import TemplateVariables, checked_spec, generation_spec
 
 if TYPE_CHECKING:
@@ -85,12 +86,10 @@ def pipemax_udf(
 
     The function returns the same struct as ``annotate()``, and ``generation`` takes the same fields. With a
     ``temperature`` and no ``seed``, the seed is 0: equal rows get equal answers, however often Spark evaluates them. A
-    small Spark job checks model, engine and schema at once, on an executor; ``JobError`` says what is wrong. Needs an
-    active Spark session.
+    small Spark job checks model, engine and schema at once, on an executor; ``JobError`` says what is wrong. Needs a
+    Spark session.
     """
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.getActiveSession()
+    spark = current_session()
     if spark is None:
         raise JobError("there is no Spark session; create one before you call pipemax_udf")
     return _udf(

@@ -44,7 +44,7 @@ UNUSED = frozenset(
         *("on_error", "max_error_rate", "retry_errors", "redo_changed", "new_spec", "commit_every"),
         *("group_by_prefix", "order_by", "compute_each", "reuse", "mlflow_experiment", "price_per_hour"),
         *("max_cost", "max_hours", "max_tokens_total", "done_by", "budget_is_success", "canary"),
-        *("collector_port", "metrics_port", "notify", "gold_column", "dry_run", "over_connect"),
+        *("collector_port", "metrics_port", "notify", "gold_column", "dry_run"),
         *(
             "cascade",
             "agree",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipemax_spark.errors import JobError, first_line
 from pipemax_spark.executor.json_values import decimal_pattern
 from pipemax_spark.executor.response_format import NULLABLE, SPARK_TYPE, compile_schema, load_schema
+from pipemax_spark.spark.session import current_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,10 +128,9 @@ def _refuse_others(schema: Mapping[str, Any], known: set[str], where: str) -> No
 
 def _parsed(text: str, session: "Callable[[], SparkSession] | None") -> "DataType":
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType
 
-    if SparkSession.getActiveSession() is None:
+    if current_session() is None:
         if session is None:
             raise JobError(
                 f"response-format {_shown(text)} is a Spark type, which only a Spark session can parse; create one"

@@ -65,7 +65,7 @@ def get_session(app_name: str, *, log_dir: Path, on_this_machine: bool = False) 
         raise JobError(
             "pyspark is not installed in this Python; run: pip install 'pipemax-spark[spark]'"
         ) from None
-    if (running := SparkSession.getActiveSession()) is not None:
+    if (running := current_session()) is not None:
         check_session(running)
         return running
     if (reason := _reason_for_connect()) is not None:
@@ -148,6 +148,17 @@ def _ready(session: "SparkSession") -> "SparkSession":
     if is_local(session) and session.conf.get(SNAPSHOT_PARTITIONS, None) is None:
         session.conf.set(SNAPSHOT_PARTITIONS, str(LOCAL_SNAPSHOT_PARTITIONS))
     return session
+
+
+def current_session() -> "SparkSession | None":
+    """Return this thread's session, else the process's: a new or interrupted thread has none of its own."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
 
 
 def is_connect(session: "SparkSession") -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -39,6 +40,23 @@ def registered(
 @pytest.fixture
 def functions(registered: Callable[..., Any]) -> Any:
     return registered(classify_template=CLASSIFY, extract_template=EXTRACT)
+
+
+def test_they_find_the_session_in_a_thread_that_has_none_of_its_own(
+    functions: Any, engine_python: str
+) -> None:
+    def made() -> Any:
+        # Also the main thread has none after a call to the JVM was interrupted.
+        pipemax_udf(
+            engine=fake_config(model="udf"), engine_python=engine_python, response_format="STRUCT<a: INT>"
+        )
+        return functions.createDataFrame([("word",)], "text string").select(
+            pm_classify("text", LABELS).alias("label")
+        )
+
+    with ThreadPoolExecutor(1) as thread:
+        rows = thread.submit(made).result()
+    assert rows.head()["label"] in LABELS
 
 
 def test_sql_classifies_each_text_as_one_of_the_labels(functions: Any, engine_python: str) -> None:

@@ -73,6 +73,7 @@ def test_ids_are_compared_once_and_then_those_of_appended_rows(checks: Checks) -
         checks.check()
 
 
+@pytest.mark.long  # two nights; the test above has the check
 def test_a_job_notes_that_ids_are_unique_and_believes_it(nights: Nights) -> None:
     nights.append(words(0, 40))
     nights.run(incremental=False, id_columns=("id",))
