@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipemax_spark.rows.following import RawChanges
-from pipemax_spark.rows.incremental import DELTA_CODE, is_gone
+from pipemax_spark.rows.incremental import is_unreadable
 from pipemax_spark.rows.position import Position, check_same_table
 from pipemax_spark.storage.tables import DeltaTable
 
@@ -46,7 +46,7 @@ class DeltaChanges:
 
     def is_unreadable(self, error: Exception) -> bool:
         """See ``ChangingInput``."""
-        return DELTA_CODE.search(str(error)) is not None or is_gone(str(error))
+        return is_unreadable(str(error))
 
 
 def has_feed(table: DeltaTable) -> bool:

@@ -34,7 +34,7 @@ _BEGINNINGS = ("startingversion", "startingtimestamp")
 _CHOOSING = (*_BEGINNINGS, "excluderegex")
 """Delta's options that leave a part of the table out of a stream, in lower case."""
 _LOSING = {"failondataloss": "false", "ignoremissingfiles": "true", "ignorecorruptfiles": "true"}
-DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
+_DELTA_CODE = re.compile(r"\[(DELTA_\w+)")
 """Finds the name of Delta's error in its message."""
 _CHANGES = ("DELTA_SOURCE_TABLE_IGNORE_CHANGES", "DELTA_SOURCE_IGNORE_DELETE")
 _GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "DELTA_FILE_NOT_FOUND")
@@ -244,9 +244,9 @@ class MicroBatches:
                     f"only appends here. {self._remedy}Give --skip-changes to skip those commits. "
                     f"{RESCAN.replace('Give', 'Or give', 1)} ({_cause(text)})"
                 ) from error
-            if self._position is not None and (DELTA_CODE.search(text) or is_gone(text)):
+            if self._position is not None and is_unreadable(text):
                 raise cannot_follow(name, self._position.version, _cause(text)) from error
-            if DELTA_CODE.search(text):
+            if _DELTA_CODE.search(text):
                 named = " and ".join(self._chosen)
                 raise JobError(
                     f"input {name!r} cannot be followed as input option {named} says: {_cause(text)}. Give another "
@@ -292,7 +292,12 @@ def is_gone(text: str) -> bool:
     return any(code in text for code in _GONE)
 
 
+def is_unreadable(text: str) -> bool:
+    """Tell whether an error says that rows or changes of a Delta table cannot be read any more."""
+    return _DELTA_CODE.search(text) is not None or is_gone(text)
+
+
 def _cause(text: str) -> str:
     """Return Delta's own sentence, without Spark's words around it."""
     lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in lines if DELTA_CODE.search(line)), lines[0])
+    return next((line for line in lines if _DELTA_CODE.search(line)), lines[0])

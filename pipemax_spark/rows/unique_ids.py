@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pipemax_spark.errors import cause_of
 from pipemax_spark.options import JobOptions
 from pipemax_spark.rows.id_columns import FEW_ROWS, check_ids
+from pipemax_spark.rows.incremental import is_unreadable
 from pipemax_spark.rows.written_rows import condition_of
 from pipemax_spark.spark.helper_columns import free_name
 from pipemax_spark.spark.session import is_connect
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 """The format of the note and what the check finds: a run believes no note of another format."""
 _NOTE = re.compile(r"ids ([0-9a-f]+) were unique in version (\d+) ([0-9a-f]+)")
-_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "DELTA_FILE_NOT_FOUND", "[DELTA_")
-"""Parts of the error about a version of a table that can no longer be read."""
 _FILE = "__pipemax_file"
 
 
@@ -154,7 +153,7 @@ def _are_checked(
             if ids.count() != sum(files.rows for files in appended):
                 return False
         except Exception as error:
-            if any(code in str(error) for code in _GONE):
+            if is_unreadable(str(error)):
                 return False
             raise
         names = [free_name(f"{_FILE}_{place}", source.rows.columns) for place in range(len(id_columns))]

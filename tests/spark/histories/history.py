@@ -418,7 +418,7 @@ class History:
         return run.output.name, run.spec, run.where
 
     def _may_rescan(self, output: Output) -> None:
-        """Note that nights may begin anew: a spec that was replaced comes back without its positions."""
+        """Note that the next night may compare all rows: a replaced spec that is used again has no position."""
         for key, positions in self._positions.items():
             if key[0] == output.name:
                 positions.add(None)

@@ -3,7 +3,7 @@
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,11 +56,18 @@ def rest_server(directory: Path, settings: Mapping[str, str] | None = None) -> I
         **(settings or {}),
     }
     command = ["java", "-cp", f"{REST_SERVER}/*", "org.apache.iceberg.rest.RESTCatalogServer"]
-    with (directory / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+    with serving(command, port, directory / "server.log", env=environ) as address:
+        yield address
+
+
+@contextmanager
+def serving(command: Sequence[Any], port: int, log_file: Path, **options: Any) -> Iterator[str]:
+    """Start a server that listens at this port; yield its address. ``options`` are those of ``Popen``."""
+    with log_file.open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, **options)
     try:
-        wait_until(lambda: listens(port) or server.poll() is not None, 120, "the catalog's server listens")
-        assert server.poll() is None, (directory / "server.log").read_text()
+        wait_until(lambda: listens(port) or server.poll() is not None, 120, f"{command[0]} listens")
+        assert server.poll() is None, log_file.read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()

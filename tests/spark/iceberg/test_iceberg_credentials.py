@@ -1,7 +1,6 @@
 """A REST catalog that hands out credentials of S3 for a table, which end while the job runs."""
 
 import json
-import subprocess
 import threading
 import urllib.request
 from collections import Counter
@@ -15,9 +14,8 @@ import pytest
 
 from pipemax_spark.cli import failure_text
 from pipemax_spark.errors import JobError
-from tests.spark.iceberg.conftest import REST_SERVER, IcebergJobs, free_port, listens, rest_server
+from tests.spark.iceberg.conftest import REST_SERVER, IcebergJobs, free_port, rest_server, serving
 from tests.spark.iceberg.proxy import Answer, Asked, Proxy
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.iceberg
 
@@ -107,15 +105,8 @@ def moto(directory: Path) -> Iterator[str]:
     if not (_MOTO / "bin" / "moto_server").exists():
         pytest.skip(f"{_MOTO} is made by make test-versions")
     port = free_port()
-    with (directory / "moto.log").open("w") as log:
-        server = subprocess.Popen([_MOTO / "bin" / "moto_server", "-p", str(port)], stdout=log, stderr=log)
-    try:
-        wait_until(lambda: listens(port) or server.poll() is not None, 60, "moto's S3 listens")
-        assert server.poll() is None, (directory / "moto.log").read_text()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    with serving([_MOTO / "bin" / "moto_server", "-p", str(port)], port, directory / "moto.log") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
