@@ -2,6 +2,9 @@
 
 A unit is run by one worker of pytest-xdist. As a rule it is a file; a folder whose files share engines, which take
 longer to start than their tests, is one unit.
+
+A slice of `make nightly` begins each week a third further on, and ends by the clock (`tools/nightly.sh`): what had no
+time in one week comes early in one of the next two.
 """
 
 from collections.abc import Sequence
@@ -27,9 +30,26 @@ def unit_of(node_id: str) -> str:
     return next((folder for folder in _FOLDERS if path.startswith(folder)), path)
 
 
-def in_order(node_ids: Sequence[str]) -> list[int]:
-    """Return the tests' indices: by unit, the longest first, and within a unit in the order given."""
-    return sorted(range(len(node_ids)), key=lambda index: _rank(unit_of(node_ids[index])))
+def in_order(node_ids: Sequence[str], week: int = 0) -> list[int]:
+    """Return the tests' indices: by unit, the longest first, and within a unit in the order given.
+
+    Folders that are one unit come first in every week, and begin at another of their tests.
+    """
+    indices: dict[str, list[int]] = {}
+    for index, node_id in enumerate(node_ids):
+        indices.setdefault(unit_of(node_id), []).append(index)
+    units = sorted(indices, key=_rank)
+    folders = [unit for unit in units if unit in _FOLDERS]
+    files = [unit for unit in units if unit not in _FOLDERS]
+    in_units = [_rotated(indices[folder], week) for folder in folders]
+    in_units += [indices[file] for file in _rotated(files, week)]
+    return [index for unit in in_units for index in unit]
+
+
+def _rotated(items: list[Any], week: int) -> list[Any]:
+    """Return the items with the third of this week first."""
+    start = week % 3 * len(items) // 3
+    return items[start:] + items[:start]
 
 
 def _rank(unit: str) -> tuple[int, str]:

@@ -2,7 +2,13 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
+
+import pytest
+
+from tests.conftest import pytest_runtest_setup
+from tests.running_order import in_order
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -47,3 +53,22 @@ def test_each_kind_of_engine_has_every_load_within_four_weeks(tmp_path: Path) ->
         slice_of(day, tmp_path / str(day))
     shares = [(tmp_path / str(day) / "kinds").read_text().strip() for day in days if day % 7 >= 5]
     assert {*shares} == {*"0123456"}
+
+
+def test_what_had_no_time_in_one_week_is_in_the_first_third_of_one_of_the_next_two() -> None:
+    names = [f"tests/spark/test_{letter}.py::test" for letter in "abcdefgh"]
+    names += [f"tests/parity/test_families.py::test[{number}]" for number in range(7)]
+    weeks = [[names[index] for index in in_order(names, week)] for week in (47, 48, 49)]
+    for week in weeks:
+        assert sorted(week) == sorted(names)
+        assert "parity" in week[0], "engines first: one worker has them, the other one the rest"
+    assert {name for week in weeks for name in week[:3]} == {*names[8:]}
+    assert {name for week in weeks for name in week[7:10]} == {*names[:8]}
+
+
+def test_no_test_begins_when_the_night_s_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPEMAX_NIGHT_ENDS", str(time.time() + 60))
+    pytest_runtest_setup()
+    monkeypatch.setenv("PIPEMAX_NIGHT_ENDS", str(time.time() - 1))
+    with pytest.raises(pytest.skip.Exception, match="the night's time is over"):
+        pytest_runtest_setup()
