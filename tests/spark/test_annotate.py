@@ -140,6 +140,7 @@ def test_a_check_that_has_just_passed_is_not_repeated(spark: Any, tmp_path: Path
         annotate(frame, **options, max_tokens=7)
 
 
+@pytest.mark.long  # tests/unit/spark/test_spool.py has the spool
 def test_rows_spooled_in_the_work_dir_are_not_asked_again(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:

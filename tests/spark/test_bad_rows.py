@@ -1,5 +1,7 @@
 """Rows that cannot be done, through real Spark: each has its code, and its neighbours have their answers."""
 
+import pytest
+
 from pipemax.wire import ErrorCode
 from pipemax_spark.request.prompts import PromptSource
 from tests.fakes.settings import expected_text
@@ -27,6 +29,7 @@ TABLE: list[tuple[bytes | None, float | None, float | None, int | None, tuple[Er
 ]
 
 
+@pytest.mark.long  # tests/unit/spark/test_row_fuzz.py has the rows
 def test_each_bad_row_has_its_code_and_the_others_their_answers(run: Jobs) -> None:
     rows = [(i, raw, (t, p, m)) for i, (raw, t, p, m, _) in enumerate(TABLE)]
     schema = "id long, raw binary, sampling struct<temperature: double, top_p: double, max_tokens: int>"

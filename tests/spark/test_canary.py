@@ -21,6 +21,7 @@ def ids(run: Jobs) -> list[int]:
     return sorted(row["id"] for row in run.rows())
 
 
+@pytest.mark.long  # three jobs
 def test_a_canary_unlike_the_last_run_ends_the_run_before_the_rest(run: Jobs) -> None:
     run.write_input(texts(0, 300))
     run.run(id_columns=("id",))

@@ -121,6 +121,7 @@ def shop(run: Jobs, monkeypatch: pytest.MonkeyPatch) -> CascadeNights:
     return CascadeNights(run)
 
 
+@pytest.mark.long  # three nights
 def test_each_epoch_goes_on_with_the_ledger_that_the_latest_batch_has_left(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_failed_action_tells_its_innermost_cause(
     assert "Traceback" not in text
 
 
+@pytest.mark.long  # a job for one sentence
 def test_a_partition_value_that_is_too_long_for_a_file_name_is_told_with_its_column(run: Jobs) -> None:
     run.spark.sql(
         f"CREATE TABLE delta.`{run.output}` (id BIGINT, text STRING, lang STRING) USING delta PARTITIONED BY (lang)"

@@ -56,6 +56,7 @@ def versions(nights: Nights) -> int:
     return DeltaTable(nights.jobs.spark, nights.jobs.output).version()
 
 
+@pytest.mark.long  # four nights; what lacks is refused in make test
 def test_changed_rows_are_annotated_again_and_deleted_ones_are_kept(fed: Nights) -> None:
     fed.append([(i, text, "") for i, text in words(0, 6)], SCHEMA)
     assert fed.run(**IDS) == (6, 0, 6)

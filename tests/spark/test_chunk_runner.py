@@ -223,6 +223,7 @@ def test_a_node_that_joins_gets_its_share_of_the_next_chunk(
     assert min(later) >= 4
 
 
+@pytest.mark.long  # tests/unit/spark/test_chunk_turns.py has the turns
 def test_a_run_that_is_cancelled_between_two_chunks_tells_the_reason(
     spark: Any, engine_python: str, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_two_templates_are_compared_by_answers_truth_tokens_and_cost(
     ]
 
 
+@pytest.mark.long  # as the command above
 def test_python_compares_as_the_command_does_and_draws_the_same_rows(
     spark: Any, table: str, own_python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_job_ends_before_its_tokens_cost_more_and_the_next_run_does_the_rest(j
     assert len({row["id"] for row in job.rows()}) == len(job.rows()) == ROWS
 
 
+@pytest.mark.long  # a server and two jobs
 def test_rows_that_take_the_answer_of_an_equal_one_are_not_billed(job: Jobs) -> None:
     job.write_input([(number, f"another word {number % 10}") for number in range(ROWS)])
     summary = job.run()

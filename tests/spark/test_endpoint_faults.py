@@ -6,6 +6,8 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from pipemax_spark.engines.stop import stop_engines
 from tests.endpoints.faulty_server import MANY_FAULTS, FaultyServer
 from tests.endpoints.openai_server import serving
@@ -16,6 +18,7 @@ from tests.waiting import wait_until
 ROWS = 200
 
 
+@pytest.mark.long  # tests/endpoints has the faults
 def test_each_row_is_there_once_although_transfers_break_and_the_engine_server_is_killed(run: Jobs) -> None:
     run.write_input(words(0, ROWS))
     stop_engines(run.spark, force=True)  # a server of an earlier test would go on, under that test's log

@@ -64,6 +64,7 @@ def test_a_dry_run_counts_tokens_by_the_server_and_starts_nothing(job: Jobs) -> 
     assert "as the model would see it:\n\nSay word " in job.printed
 
 
+@pytest.mark.long  # as the dry run above
 def test_a_dry_run_says_what_is_estimated_and_what_is_unknown(job: Jobs) -> None:
     with openai_server(can=OPENAI, facts={}) as server:
         job.dry_run(engine=server.config())
@@ -81,6 +82,7 @@ def test_what_the_endpoint_cannot_do_is_said_before_the_output_is_claimed(job: J
     assert not (job.directory / "out").exists()
 
 
+@pytest.mark.long  # tests/serve has the refusals
 def test_a_refusal_in_mid_run_ends_the_job_by_name_and_the_next_run_asks_for_the_rest(job: Jobs) -> None:
     def serves_another(path: str, body: dict[str, Any]) -> web.Response | None:
         if "word" in str(body) and len(server.bodies) > 12:
@@ -115,6 +117,7 @@ def test_a_udf_answers_in_the_order_of_its_input(spark: Any, served: OpenAIServe
     assert texts == [f"said: word {number}" for number in range(20)]
 
 
+@pytest.mark.long  # servers of two kinds
 @pytest.mark.parametrize("fields", [{}, {"can": OPENAI, "facts": {}}])
 def test_the_ready_functions_ask_as_the_server_can(spark: Any, fields: dict[str, Any]) -> None:
     with openai_server(**fields) as server:

@@ -55,6 +55,7 @@ def good(first: int, end: int) -> list[tuple[int, str]]:
     return [(i, f"row {i}") for i in range(first, end)]
 
 
+@pytest.mark.long  # nine runs
 def test_every_end_says_in_the_summary_what_ended_the_run_and_what_is_left(night: Nights) -> None:
     """From night to night, on one output; a run that is done is in ``test_job``."""
     run = night.run

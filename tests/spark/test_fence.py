@@ -103,6 +103,7 @@ def test_commits_that_are_under_way_when_another_run_claims_the_table_are_refuse
     assert ids(table) == []
 
 
+@pytest.mark.long  # tests/unit/spark/test_claims.py has the rules
 def test_a_merge_of_an_overtaken_run_is_refused_like_an_append(
     spark: Any, table: DeltaTable, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ class OvertakenTable(DeltaTable):
         return super().find_commit(note, since_version=since_version)
 
 
+@pytest.mark.long  # tests/unit/spark/test_claims.py has the rules
 @pytest.mark.all_lanes
 def test_a_run_that_is_overtaken_between_its_lanes_is_refused_and_the_other_has_them_all(
     spark: Any, table: DeltaTable
@@ -173,6 +175,7 @@ class BusyTable(DeltaTable):
         claim.result()
 
 
+@pytest.mark.long  # tests/unit/spark/test_claims.py has the rules
 def test_a_claim_is_retried_when_a_chunk_of_the_other_run_lands_during_it(
     spark: Any, table: DeltaTable, tmp_path: Path
 ) -> None:
@@ -214,6 +217,7 @@ def add_column(table: DeltaTable) -> None:
     table.read().sparkSession.sql(f"ALTER TABLE {table.sql_name} ADD COLUMN remark string")
 
 
+@pytest.mark.long  # tests/unit/spark/test_claims.py has the rules
 def test_another_writer_s_commit_during_ours_loses_no_row(
     spark: Any, table: DeltaTable, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ def answer(prompt: str, *images: bytes) -> str:
     return expected_text("\n".join([*map(image_text, images), prompt]), 16)
 
 
+@pytest.mark.long  # tests/unit/checkpoint and tests/engine have images
 def test_a_job_answers_rows_with_images_and_keeps_a_bad_one_as_an_error(run: Jobs) -> None:
     run.defaults = replace(
         run.defaults,

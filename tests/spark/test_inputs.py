@@ -14,6 +14,7 @@ from tests.spark.conftest import Jobs
 AWKWARD = 'quoted "word", comma;\nand a line break, 日本語'
 
 
+@pytest.mark.long  # test_text_inputs.py has the files
 def test_a_csv_file_with_all_that_csv_allows(run: Jobs) -> None:
     path = run.directory / "rows.csv"
     quoted = AWKWARD.replace('"', '""')
@@ -25,6 +26,7 @@ def test_a_csv_file_with_all_that_csv_allows(run: Jobs) -> None:
     assert rows["2"]["annotation"]["text"] == expected_text("plain", 16)
 
 
+@pytest.mark.long  # tests/unit/spark/test_overrides.py has the rules
 def test_a_row_s_overrides_name_its_adapter_and_equal_prompts_of_other_adapters_are_other_requests(
     run: Jobs,
 ) -> None:

@@ -38,7 +38,8 @@ def put(run: Jobs, rows: list[tuple[Any, ...]]) -> None:
     run.spark.createDataFrame(rows, SCHEMA).createOrReplaceTempView("odd_names")
 
 
-@pytest.mark.parametrize("retries", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long  # annotate() has the names in make test
+@pytest.mark.parametrize("retries", [False, True])
 def test_a_job_carries_every_name_over_also_where_it_retries(run: Jobs, retries: bool) -> None:
     put(run, [row(0), row(1), row(1), row(2, **{"c`d": None})])
     options = {"input": "odd_names", "source": PromptSource(template=TEMPLATE), "max_error_rate": 1.0}

@@ -272,6 +272,7 @@ def test_the_key_of_a_request_without_such_values_is_what_it_was(spark: Any) -> 
 TOGETHER = 300
 
 
+@pytest.mark.long  # settings by Hypothesis
 def test_no_setting_of_the_session_changes_a_prompt_under_one_spec(spark: Any, tmp_path: Path) -> None:
     path = f"{tmp_path}/typed"
     columns = ", ".join(f"{{sql}} AS {name}".format(sql=sql) for name, sql in (COLUMNS | ZONED).items())

@@ -131,6 +131,7 @@ def test_the_report_says_how_sure_how_unanimous_and_how_right_the_answers_are(ru
     assert "confused" not in run.printed, "classes are values of rows"
 
 
+@pytest.mark.long  # as the report above
 def test_questions_have_accuracy_agreement_and_invalid_answers_of_their_own(run: Jobs) -> None:
     marks = {3: "[[error]]"}
     rows = [(i, f"row {i}", marks.get(i, ""), LABELS[i % 3]) for i in range(30)]

@@ -54,6 +54,7 @@ def check_answers(run: Jobs, num_rows: int) -> None:
     assert {row["annotation"]["spec_hash"] for row in rows} == {SPEC_HASH}
 
 
+@pytest.mark.long  # three jobs
 def test_a_recorded_table_is_resumed_finished_and_made_incremental(run: Jobs) -> None:
     assert len(run.rows()) == COMMITTED
     summary = run.run()

@@ -30,6 +30,7 @@ def said(text: str, max_tokens: int = 16) -> str:
     return expected_text(f"Say {text}", max_tokens)
 
 
+@pytest.mark.long  # four jobs
 def test_rows_whose_prompt_or_overrides_have_changed_replace_their_old_rows_in_one_commit(run: Jobs) -> None:
     before = [
         (1, "one", "", None),

@@ -76,6 +76,7 @@ def die() -> None:
     raise RuntimeError("the run dies")
 
 
+@pytest.mark.long  # five jobs
 def test_each_old_row_leaves_with_its_new_answer_and_readers_see_each_row_once(run: Jobs) -> None:
     run.write_input(ROWS)
     run.run(**IDS)

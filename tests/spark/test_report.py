@@ -71,6 +71,7 @@ def test_the_page_shows_errors_prompts_answers_probabilities_and_choices(labelle
     assert f"at most {longest:,}</p>" in page
 
 
+@pytest.mark.long  # as the page above
 def test_without_a_sample_the_page_quotes_no_row_and_still_counts(labelled: Jobs) -> None:
     labelled.run(no_sample=True)
     page = page_of(labelled)
@@ -91,6 +92,7 @@ def test_a_run_whose_rows_all_fail_shows_prompts_and_messages_of_some(run: Jobs)
     assert not {"All rows with answers", "How the answers are distributed"} & set(headings_of(page))
 
 
+@pytest.mark.long  # as the page above
 def test_a_run_that_its_errors_stop_early_has_a_page_that_says_why(run: Jobs) -> None:
     # One row would take minutes, so the run cannot end before its errors are known.
     run.write_input([(i, "[[slow 300]]" if i == 0 else f"[[error]] {i}") for i in range(1_500)])

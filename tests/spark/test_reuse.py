@@ -118,7 +118,8 @@ class DyingAfterReuse(DeltaTable):
             raise RuntimeError("the run dies")
 
 
-@pytest.mark.parametrize("id_columns", [("id",), pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.long  # three jobs
+@pytest.mark.parametrize("id_columns", [("id",), ()])
 def test_a_run_that_dies_after_it_has_taken_answers_over_leaves_every_row_to_be_done_once(
     run: Jobs, earlier: str, id_columns: tuple[str, ...]
 ) -> None:

@@ -67,6 +67,7 @@ def test_engines_end_with_their_processes_and_the_next_action_starts_one(
     assert successor != server
 
 
+@pytest.mark.long  # engines that start
 def test_an_engine_in_use_is_stopped_only_by_force_and_its_tasks_start_it_again(
     spark: Any, own_python: str, texts: Texts, held: Path
 ) -> None:

@@ -16,6 +16,7 @@ class DiedError(RuntimeError):
     """The driver dies here."""
 
 
+@pytest.mark.long  # three jobs
 def test_a_batch_that_is_repeated_after_its_write_is_written_once(
     spark: Any, tmp_path: Path, fake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

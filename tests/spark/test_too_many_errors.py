@@ -20,6 +20,7 @@ def silent_engine_python(tmp_path: Path) -> str:
     return write_engine_python(tmp_path / "silent", CUT_OFF)
 
 
+@pytest.mark.long  # two jobs
 def test_a_job_of_engine_errors_fails_although_no_report_reaches_the_driver(
     run: Jobs, silent_engine_python: str
 ) -> None:
