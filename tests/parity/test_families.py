@@ -6,6 +6,7 @@ a window.
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from vllm import SamplingParams
@@ -24,7 +25,17 @@ MISTRAL3 = Kind(family="mistral3")
 LLAMA4 = Kind(family="llama4")
 DEEPSEEK = Kind(family="deepseek", pp=2)
 KINDS = [GPT_OSS, MISTRAL, GEMMA3, MISTRAL3, LLAMA4]
-QUANTIZED = [Kind(family=family) for family in ("awq", "gptq", "fp8")]
+HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+QUANTIZED = [
+    Kind(family="awq"),
+    Kind(family="gptq"),
+    pytest.param(
+        Kind(family="fp8"),
+        marks=pytest.mark.skipif(
+            HAS_AMX, reason="on CPUs with AMX, oneDNN's FP8 products take over ten minutes"
+        ),
+    ),
+]
 
 NEAR_TIE = 0.3
 """Difference of logprobs that other batches may make in 16 bits."""
