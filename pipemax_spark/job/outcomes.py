@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from pipemax_spark.job.job import Job
+from pipemax_spark.request.prompts import find_field
 from pipemax_spark.rows.annotated import ANNOTATION, is_annotation
 from pipemax_spark.rows.row_identity import identity
 from pipemax_spark.spark.helper_columns import free_name
@@ -144,16 +145,13 @@ class ReplacingOutcomes:
         shaped = conformed_rows(rows, self._table.read().schema)
         outcomes = written(session, shaped, path)
         with self._lock:
-            num_kept = 0
+            num_kept, kept = 0, None
             key = F.expr(self._key())
-            inserted = outcomes
             if not self._id_columns:
                 kept = written(session, self._exceeding(session, outcomes, key), f"{path}-kept")
                 num_kept = kept.count()
-                inserted = inserted.unionByName(kept, allowMissingColumns=True)
-            self._table.replace(
-                session, inserted, self._replaced(outcomes.select(key.alias(KEY))), transaction
-            )
+            replaced = self._replaced(outcomes.select(key.alias(KEY)), kept=kept if num_kept else None)
+            self._table.replace(session, outcomes, replaced, transaction)
             return num_kept
 
     def drop(self, rows: "DataFrame", transaction: Transaction) -> None:
@@ -165,9 +163,12 @@ class ReplacingOutcomes:
         gone = written(session, keys, f"{self._directory}/{transaction.version}")
         self._table.replace(session, None, self._replaced(gone), transaction)
 
-    def _replaced(self, keys: "DataFrame") -> Replaced:
+    def _replaced(self, keys: "DataFrame", *, kept: "DataFrame | None" = None) -> Replaced:
         return Replaced(
-            keys=keys.distinct(), key=self._key(table="t"), condition=self._old.condition(f"t.{ANNOTATION}")
+            keys=keys.distinct(),
+            key=self._key(table="t"),
+            condition=self._old.condition(f"t.{ANNOTATION}"),
+            kept=kept,
         )
 
     def _exceeding(self, session: "SparkSession", outcomes: "DataFrame", key: "Column") -> "DataFrame":
@@ -179,8 +180,13 @@ class ReplacingOutcomes:
         from pyspark.sql import functions as F  # noqa: N812
 
         old = self._table.read(session=session).where(self._old.condition(ANNOTATION))
-        # A table's other columns are filled by the table itself.
-        columns = [one.name for one in old.schema if one.name in outcomes.columns or is_annotation(one)]
+        # Delta refuses values for some columns that it fills itself, and does not show which these are.
+        shows_own = not self._table.features() & {"identityColumns", "generatedColumns"}
+        columns = [
+            one.name
+            for one in old.schema
+            if shows_own or is_annotation(one) or find_field(one.name, outcomes.schema) is not None
+        ]
         name, number, count = (free_name(helper, old.columns) for helper in (KEY, _NUMBER, _TIMES))
         equal = Window.partitionBy(name, F.col(f"{ANNOTATION}.spec_hash")).orderBy(name)
         numbered = old.withColumn(name, key).withColumn(number, F.row_number().over(equal))

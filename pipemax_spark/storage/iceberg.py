@@ -311,6 +311,8 @@ class IcebergTable(CommitHistory):
     ) -> None:
         if self._is_fenced_off(transaction):
             return
+        if rows is not None and replaced.kept is not None:
+            rows = rows.unionByName(replaced.kept, allowMissingColumns=True)
         view = f"{_VIEW}_{uuid.uuid4().hex[:12]}"
         with self._told_if_fenced_off(transaction), self._staged(transaction) as branch:
             base = _head(self._catalog.load(), branch)

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 KEY = "__pipemax_key"
 """The column of ``Replaced.keys``."""
+_ORIGIN = "__pipemax_origin"
 _VIEW = "pipemax_outcomes"
 
 _REFUSED = "ConcurrentTransactionException"
@@ -89,6 +90,8 @@ class Replaced:
     """SQL that is true for a row of ``t`` which may be replaced."""
     assigned: str | None = None
     """SQL: what is assigned to columns of these rows, which then stay."""
+    kept: "DataFrame | None" = None
+    """Rows of the table that have such a key and stay: they are put back as they are."""
 
 
 class CommitHistory:
@@ -306,16 +309,19 @@ class DeltaTable(CommitHistory):
         """Commit the rows, if any, and delete or change the ones that they replace, in one merge; see ``merge``."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        columns = [] if rows is None else rows.columns
-        key, view = free_name(KEY, columns), f"{_VIEW}_{uuid.uuid4().hex[:12]}"
+        inserted = [frame for frame in (rows, replaced.kept) if frame is not None]
+        columns = [name for frame in inserted for name in frame.columns]
+        key, origin = free_name(KEY, columns), free_name(_ORIGIN, columns)
+        view = f"{_VIEW}_{uuid.uuid4().hex[:12]}"
         source, insert = replaced.keys.toDF(key), ""
-        if rows is not None:
-            # Rows with a null key are inserted; the old rows of the other keys are deleted.
-            new = rows.withColumn(key, F.lit(None).cast("string"))
+        for number, frame in enumerate(inserted):
+            # Rows with a null key are inserted, each with the columns that it has; the old rows of the other keys are
+            # deleted.
+            new = frame.withColumns({key: F.lit(None).cast("string"), origin: F.lit(number)})
             source = new.unionByName(source, allowMissingColumns=True)
-            names = ", ".join(quoted(name) for name in columns)
-            values = ", ".join(f"s.{quoted(name)}" for name in columns)
-            insert = f" WHEN NOT MATCHED AND s.{key} IS NULL THEN INSERT ({names}) VALUES ({values})"
+            names = ", ".join(quoted(name) for name in frame.columns)
+            values = ", ".join(f"s.{quoted(name)}" for name in frame.columns)
+            insert += f" WHEN NOT MATCHED AND s.{origin} = {number} THEN INSERT ({names}) VALUES ({values})"
         source.createOrReplaceTempView(view)  # of this session only, but it would hide a table of its name
         matched = f"s.{key} = {replaced.key} AND {replaced.condition}"
         change = "DELETE" if replaced.assigned is None else f"UPDATE SET {replaced.assigned}"

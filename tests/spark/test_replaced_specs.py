@@ -111,6 +111,25 @@ def test_without_ids_as_many_equal_rows_leave_as_come(run: Jobs) -> None:
 
 
 @pytest.mark.long
+def test_without_ids_an_equal_row_that_stays_keeps_what_the_input_lacks(run: Jobs) -> None:
+    run.write_input([(1, "a", "old"), (1, "a", "old"), (1, "a", "old")], "id long, text string, note string")
+    run.run()
+    table = f"delta.`{run.output}`"
+    run.spark.sql(
+        f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')"
+    )
+    run.spark.sql(f"ALTER TABLE {table} ADD COLUMNS (LABEL string)")
+    run.spark.sql(f"ALTER TABLE {table} ALTER COLUMN LABEL SET DEFAULT 'new'")
+    run.spark.sql(f"UPDATE {table} SET LABEL = 'seen'")
+    run.write_input([(1, "a")] * 3)
+    run.run(**SHOUT, **REPLACE, limit=1)
+    assert Counter((row["note"], row["LABEL"]) for row in run.rows()) == {
+        ("old", "seen"): 2,
+        (None, "new"): 1,
+    }
+
+
+@pytest.mark.long
 def test_a_spec_that_comes_back_is_annotated_again_also_by_nights(nights: Nights) -> None:
     nights.append(ROWS[:3])
     assert nights.run(**IDS) == (3, 0, 3)
