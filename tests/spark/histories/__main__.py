@@ -77,6 +77,7 @@ def main() -> None:
     arguments = parser.parse_args()
     catalog = "lake" if arguments.iceberg else None
     seeds, failed, runs, begin_s = seeds_of(arguments.seeds), [], 0, time.monotonic()
+    longest_s = 0.0
     with tempfile.TemporaryDirectory(prefix="histories-") as name, contextlib.chdir(name), watched():
         directory = Path(name)
         engine_python = write_engine_python(directory / "python")
@@ -88,6 +89,7 @@ def main() -> None:
                 try:
                     history = play_seed(spark, place, engine_python, seed, catalog=catalog)
                     runs += history.runs
+                    longest_s = max(longest_s, time.monotonic() - since_s)
                     print(f"seed {seed}: {history.runs} runs, {time.monotonic() - since_s:.0f} s", flush=True)
                     if len(seeds) == 1:
                         print("\n".join(f"  {said}" for said in history.log))
@@ -103,6 +105,8 @@ def main() -> None:
         "runs": runs,
         "failed": failed,
         "seconds": round(time.monotonic() - begin_s),
+        "longest_s": round(longest_s),
+        "load": round(os.getloadavg()[2], 1),
     }
     print(json.dumps(facts))
     if arguments.report is not None:

@@ -42,10 +42,6 @@ _LIMIT_S = 240.0
 _DRIVER = "_pipemax_driver"
 
 
-class _Ended(SystemExit):
-    """Raised in the threads of a dead job once the history is over; a thread that it ends does not print it."""
-
-
 class Driver:
     """A run of a job, which begins at once and stops at its operation number ``stops_at``."""
 
@@ -141,7 +137,7 @@ class Driver:
             self._changed.wait_for(lambda: self._is_over or not self._is_halted)
             self._num_busy += _depth()
             if self._is_over:
-                raise _Ended
+                raise SystemExit  # of which a thread prints nothing; of a subclass it would
 
 
 _local = threading.local()
