@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _CONSTRAINT = "delta.constraints."
 _STRING_TYPE, _DEFAULT = "__CHAR_VARCHAR_TYPE_STRING", "CURRENT_DEFAULT"
 """Spark's names of a column's metadata: its ``varchar(n)`` or ``char(n)``, and its default as SQL."""
-_GENERATED = frozenset({"generatedColumns", "identityColumns"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +178,7 @@ def _check_not_null(table: OutputTable, known: "StructType", input_schema: "Stru
         and find_field(field.name, input_schema) is None
         for name, _ in _not_null(field, "", "")
     ]
-    if missing and not _GENERATED & table.features():
+    if missing and not table.fills_columns:
         raise JobError(
             f"output {table.name!r} has a NOT NULL column {missing[0]!r}, which the input's rows lack: add it to the "
             "input (or to --select), or drop the NOT NULL constraint"
@@ -224,11 +223,10 @@ def _completed(rows: "DataFrame", table: OutputTable) -> "DataFrame":
     """Add the table's columns that the rows lack, with the values that Delta will fill in, as far as they are known."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    is_known = not _GENERATED & table.features()
     missing = {
         field.name: F.expr(field.metadata.get(_DEFAULT, "NULL")).cast(field.dataType)
         for field in table.read().schema.fields
-        if (is_known or _DEFAULT in field.metadata)
+        if (_DEFAULT in field.metadata or not table.fills_columns)
         and field.name != ANNOTATION
         and find_field(field.name, rows.schema) is None
     }

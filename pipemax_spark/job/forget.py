@@ -240,8 +240,7 @@ class _Forgetting:
 
     def _remove(self, keys: "DataFrame", run_id: str, work: WorkDirectory) -> None:
         table = self._table
-        has_own_columns = table.features() & {"identityColumns", "generatedColumns"}
-        claim = Claim.take(table, run_id, schema=self._schema if has_own_columns else None)
+        claim = Claim.take(table, run_id, schema=self._schema if table.fills_columns else None)
         transaction = claim.forgetting()
         session = table.session_for_replacing()
         keys.write.parquet(work.outcomes_path)

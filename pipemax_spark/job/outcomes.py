@@ -180,12 +180,12 @@ class ReplacingOutcomes:
         from pyspark.sql import functions as F  # noqa: N812
 
         old = self._table.read(session=session).where(self._old.condition(ANNOTATION))
-        # Delta refuses values for some columns that it fills itself, and does not show which these are.
-        shows_own = not self._table.features() & {"identityColumns", "generatedColumns"}
         columns = [
             one.name
             for one in old.schema
-            if shows_own or is_annotation(one) or find_field(one.name, outcomes.schema) is not None
+            if not self._table.fills_columns
+            or is_annotation(one)
+            or find_field(one.name, outcomes.schema) is not None
         ]
         name, number, count = (free_name(helper, old.columns) for helper in (KEY, _NUMBER, _TIMES))
         equal = Window.partitionBy(name, F.col(f"{ANNOTATION}.spec_hash")).orderBy(name)

@@ -65,6 +65,7 @@ class IcebergTable(CommitHistory):
 
     format_name = "Iceberg"
     takes_one_append_at_a_time = False
+    fills_columns = False
 
     def __init__(self, spark: "SparkSession", name: str) -> None:
         self._spark = spark
@@ -167,10 +168,6 @@ class IcebergTable(CommitHistory):
 
     def properties(self) -> dict[str, str]:
         return {str(name): str(value) for name, value in self._catalog.load().properties().items()}
-
-    def features(self) -> frozenset[str]:
-        """Return Delta's features: none."""
-        return frozenset()
 
     def create(self, schema: "StructType") -> None:
         """Create an empty table. Raise ``JobError`` if that is impossible."""

@@ -229,13 +229,16 @@ class DeltaTable(CommitHistory):
     @property
     def takes_one_append_at_a_time(self) -> bool:
         """Whether overlapping appends conflict: each commit to a table with an identity column changes its metadata."""
-        return "identityColumns" in self.features()
+        return "identityColumns" in self._features
 
-    def features(self) -> frozenset[str]:
-        """Return the features that the table's protocol listed when the table was first looked up.
+    @property
+    def fills_columns(self) -> bool:
+        """Whether Delta may fill some columns itself and refuse values for them; it does not show which these are."""
+        return not self._features.isdisjoint(("generatedColumns", "identityColumns"))
 
-        Those that fill in columns are there from the table's creation.
-        """
+    @property
+    def _features(self) -> frozenset[str]:
+        """Those that the protocol listed when the table was first looked up; these two are there from its creation."""
         return frozenset(self._identity["tableFeatures"])
 
     def create(self, schema: "StructType") -> None:
